@@ -1,0 +1,349 @@
+"""From hidden states to log-probs, entropies and values, without a [tokens, vocabulary] tensor alive as a whole.
+
+`score_batch` runs the decoder once on a `Batch` and reads the sampled tokens' log-probs in chunks over the
+vocabulary matrix: log-sum-exp in float32, recomputed or pre-reduced for the backward.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from hf_rlx.models.attention import PackingUnsupportedError
+from hf_rlx.models.packing import Batch, pack_groups, pad_groups
+from hf_rlx.types import Group, TokenScores
+
+logger = logging.getLogger(__name__)
+
+# 64 MiB of float32 logits at a time: measured flat between 16 and 256 MiB on CPU.
+CHUNK_ELEMENTS = 2**24
+
+
+@dataclass(frozen=True)
+class LogitTransform:
+    """What a family does to its logits after the vocabulary matrix, before the temperature.
+
+    logits -> softcap * tanh(scale * logits / softcap), or scale * logits where softcap is None.
+    """
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    @staticmethod
+    def of(config: Any) -> LogitTransform:
+        """Read it from a model configuration: `logit_scale` multiplies (Cohere), `logits_scaling` divides
+        (Granite), `final_logit_softcapping` bounds (Gemma 2 and 3)."""
+        scale = float(getattr(config, "logit_scale", None) or 1.0)
+        scale /= float(getattr(config, "logits_scaling", None) or 1.0)
+        return LogitTransform(scale, getattr(config, "final_logit_softcapping", None))
+
+
+def _log_softmax_terms(logits: Tensor, transform: LogitTransform, temperature: float) -> tuple[Tensor, Tensor | None]:
+    """(n, V) raw logits -> (n, V) float32 tempered logits and, with a softcap, d(out)/d(in) up to constants."""
+    z = logits.float()
+    if transform.scale != 1.0:
+        z = z * transform.scale
+    slope = None
+    if transform.softcap is not None:
+        tanh = torch.tanh(z / transform.softcap)
+        z, slope = transform.softcap * tanh, 1 - tanh.square()
+    return (z / temperature if temperature != 1.0 else z), slope
+
+
+def _read(z: Tensor, targets: Tensor, want_entropy: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+    """(n, V) tempered logits -> log-prob of the targets (n,), entropy (n,) or None, log-normaliser (n,)."""
+    log_norm = torch.logsumexp(z, dim=-1)
+    logps = z.gather(-1, targets[:, None])[:, 0] - log_norm
+    if not want_entropy:
+        return logps, None, log_norm
+    probs = torch.exp(z - log_norm[:, None])
+    # A logit of -inf has probability 0 and contributes 0, not NaN.
+    entropy = log_norm - torch.where(probs > 0, probs * z, 0.0).sum(-1)
+    return logps, entropy, log_norm
+
+
+class _FrozenHeadLogps(torch.autograd.Function):
+    """Log-probs through a vocabulary matrix that is not trained.
+
+    The gradient of the log-prob with respect to the hidden state is W[target] - E_p[W]: it is reduced to (N, H)
+    in the forward, while the chunk's probabilities are at hand, so the backward touches no vocabulary at all.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        transform: LogitTransform,
+        temperature: float,
+        chunk: int,
+        want_entropy: bool,
+    ) -> tuple[Tensor, Tensor]:
+        need_grad = ctx.needs_input_grad[0]
+        logps, entropies, jacobian = [], [], []
+        for start in range(0, hidden.shape[0], chunk):
+            rows, wanted = hidden[start : start + chunk], targets[start : start + chunk]
+            z, slope = _log_softmax_terms(F.linear(rows.to(weight.dtype), weight, bias), transform, temperature)
+            logp, entropy, log_norm = _read(z, wanted, want_entropy)
+            logps.append(logp)
+            entropies.append(logp.new_zeros(logp.shape) if entropy is None else entropy)
+            if need_grad:
+                grad_z = torch.exp(z - log_norm[:, None]).neg_()
+                grad_z.scatter_add_(1, wanted[:, None], grad_z.new_ones(len(wanted), 1))
+                if slope is not None:
+                    grad_z.mul_(slope)
+                jacobian.append((grad_z.to(weight.dtype) @ weight).float() * (transform.scale / temperature))
+        ctx.hidden_dtype = hidden.dtype
+        ctx.save_for_backward(torch.cat(jacobian) if need_grad else hidden.new_empty(0))
+        entropy_all = torch.cat(entropies)
+        ctx.mark_non_differentiable(entropy_all)
+        return torch.cat(logps), entropy_all
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (jacobian,) = ctx.saved_tensors
+        return (grads[0][:, None] * jacobian).to(ctx.hidden_dtype), *(None,) * 7
+
+
+def head_logps(
+    hidden: Tensor,
+    head: nn.Module,
+    targets: Tensor,
+    *,
+    transform: LogitTransform,
+    temperature: float = 1.0,
+    want_entropy: bool = False,
+    entropy_grad: bool = False,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> tuple[Tensor, Tensor | None]:
+    """log softmax(transform(head(hidden)) / temperature)[target], and the entropy of that softmax, in chunks.
+
+    Args:
+        hidden: (N, H). head: the output embeddings, any module (N, H) -> (N, V). targets: (N,) token ids.
+        temperature: divides the logits, as the sampler did.
+        want_entropy: return the entropy; entropy_grad: differentiably.
+        chunk_elements: size bound of the logits that are alive at once, in numbers.
+
+    Returns:
+        log-probs (N,) float32 in nats; entropies (N,) float32 in nats, or None.
+    """
+    weight = getattr(head, "weight", None)
+    vocabulary = weight.shape[0] if weight is not None and weight.ndim == 2 else 2**16
+    chunk = max(1, chunk_elements // max(int(vocabulary), 1))
+    bias = getattr(head, "bias", None)
+    frozen = type(head) is nn.Linear and not head.weight.requires_grad and (bias is None or not bias.requires_grad)
+    if frozen and not entropy_grad:
+        dtype = _autocast_dtype(hidden)
+        head_weight = head.weight if dtype is None else head.weight.to(dtype)
+        head_bias = bias if bias is None or dtype is None else bias.to(dtype)
+        with torch.autocast(hidden.device.type, enabled=False):
+            logps, entropy = _FrozenHeadLogps.apply(
+                hidden, head_weight, head_bias, targets, transform, temperature, chunk, want_entropy
+            )
+        return logps, entropy if want_entropy else None
+
+    def run(rows: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor | None]:
+        z, _ = _log_softmax_terms(head(rows), transform, temperature)
+        logp, entropy, _ = _read(z, wanted, want_entropy)
+        return logp, entropy
+
+    parts = []
+    for start in range(0, hidden.shape[0], chunk):
+        rows, wanted = hidden[start : start + chunk], targets[start : start + chunk]
+        if torch.is_grad_enabled():
+            parts.append(checkpoint(run, rows, wanted, use_reentrant=False))
+        else:
+            parts.append(run(rows, wanted))
+    entropies = torch.cat([p[1] for p in parts]) if want_entropy else None
+    if entropies is not None and not entropy_grad:
+        entropies = entropies.detach()
+    return torch.cat([p[0] for p in parts]), entropies
+
+
+def _autocast_dtype(hidden: Tensor) -> torch.dtype | None:
+    device = hidden.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """How this model's forward is run: `packed` prefix-tree rows or padded batches; log-probs in `chunked`
+    form from the hidden states or from the model's own logits. `reason` says why not the fast way."""
+
+    packed: bool = True
+    chunked: bool = True
+    reason: str | None = None
+    verified: bool = False
+
+    def batch(self, groups: Sequence[Group], device: torch.device | str, pad_token_id: int = 0) -> Batch:
+        """Lay `groups` out as this plan wants them."""
+        return pack_groups(groups, device) if self.packed else pad_groups(groups, device, pad_token_id)
+
+
+def hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
+    """(tokens, H) last hidden states of a causal language model's decoder on `batch`, flattened."""
+    mask: Tensor | None = batch.attention_mask
+    kwargs: dict[str, Any] = {}
+    if batch.layout is not None:
+        kwargs["layout"] = batch.layout
+        # A 4-D mask is passed through untouched: transformers then builds no [T, T] mask for the row.
+        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=batch.input_ids.device)
+    output = model.base_model(
+        input_ids=batch.input_ids,
+        attention_mask=mask,
+        position_ids=batch.position_ids,
+        use_cache=False,
+        **kwargs,
+    )
+    return output.last_hidden_state.flatten(0, 1)
+
+
+def score_batch(
+    model: PreTrainedModel,
+    batch: Batch,
+    *,
+    chunked: bool = True,
+    temperature: float = 1.0,
+    want_entropy: bool = False,
+    entropy_grad: bool = False,
+    critic: nn.Module | None = None,
+) -> TokenScores:
+    """One forward: log-probs, and on request entropies and critic values, of every response token.
+
+    Args:
+        model: a causal language model (`transformers`), adapters injected or not.
+        batch: packed or padded.
+        chunked: read from hidden states in chunks; False: from the model's own logits.
+        temperature: divides the logits.
+        want_entropy, entropy_grad: also the entropies, and whether a gradient flows through them.
+        critic: scalar head on the same hidden states; its value at the state *before* each token.
+
+    Returns:
+        `TokenScores` with rows in group order, in float32, exactly 0 under the mask.
+    """
+    if not chunked:
+        if critic is not None:
+            raise PackingUnsupportedError("a critic needs the hidden states, which this model does not expose")
+        return _score_from_logits(model, batch, temperature, want_entropy, entropy_grad)
+    hidden = hidden_states(model, batch)
+    before = hidden.index_select(0, batch.predict_index)
+    logps, entropy = head_logps(
+        before,
+        model.get_output_embeddings(),
+        batch.targets,
+        transform=LogitTransform.of(model.config),
+        temperature=temperature,
+        want_entropy=want_entropy,
+        entropy_grad=entropy_grad,
+    )
+    values = None if critic is None else critic(before)
+    return TokenScores(
+        batch.to_rows(logps),
+        None if entropy is None else batch.to_rows(entropy),
+        None if values is None else batch.to_rows(values),
+        batch.completion_mask,
+    )
+
+
+def _score_from_logits(
+    model: PreTrainedModel, batch: Batch, temperature: float, want_entropy: bool, entropy_grad: bool
+) -> TokenScores:
+    """The generic way: the model's own logits, whatever it does to them."""
+    logits = model(
+        input_ids=batch.input_ids,
+        attention_mask=batch.attention_mask,
+        position_ids=batch.position_ids,
+        use_cache=False,
+    ).logits
+    rows = logits.flatten(0, 1).index_select(0, batch.predict_index)
+    z, _ = _log_softmax_terms(rows, LogitTransform(), temperature)
+    logps, entropy, _ = _read(z, batch.targets, want_entropy)
+    if entropy is not None and not entropy_grad:
+        entropy = entropy.detach()
+    return TokenScores(
+        batch.to_rows(logps), None if entropy is None else batch.to_rows(entropy), None, batch.completion_mask
+    )
+
+
+# Half-precision kernels round differently for every shape; the leak test below stays exact for them.
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 0.15, torch.float16: 0.03}
+_PROBE_PROMPT, _PROBE_RESPONSE = 48, 24
+
+
+@torch.no_grad()
+def verify_plan(
+    model: PreTrainedModel, groups: Sequence[Group], plan: ForwardPlan, device: torch.device
+) -> ForwardPlan:
+    """Hold the fast forward against the model's own padded forward on a probe cut from the first micro-batch.
+
+    Two tests: the log-probs agree (1e-4 in float32), and no response sees another one (its log-probs stay
+    the same when its sibling's tokens change). Recurrent and convolution layers fail the second even where
+    the first looks like noise. Falls back to the next slower plan and says so in one log line.
+    """
+    probe = _probe(groups)
+    reference = _score_from_logits(model, pad_groups(probe, device), 1.0, False, False).per_token_logps
+    candidate = plan
+    while candidate.packed or candidate.chunked:
+        problem = _disagreement(model, probe, candidate, reference, device)
+        if problem is None:
+            break
+        candidate = ForwardPlan(False, candidate.chunked if candidate.packed else False, problem)
+    if candidate.reason is not None:
+        way = "from hidden states" if candidate.chunked else "from the model's logits"
+        layout = "packed rows" if candidate.packed else "padded batches"
+        logger.warning("%s: %s, log-probs %s (%s)", model.config.model_type, layout, way, candidate.reason)
+    return replace(candidate, verified=True)
+
+
+def _probe(groups: Sequence[Group]) -> list[Group]:
+    """Up to two groups of two non-empty short responses each, cut from the first micro-batch."""
+    probe = []
+    for group in groups[:2]:
+        responses = [ids[:_PROBE_RESPONSE] for ids in group.response_ids if ids.numel()][:2]
+        prompt = group.prompt_ids[-_PROBE_PROMPT:]
+        if not responses:
+            responses = [prompt[:1]]
+        if len(responses) == 1:
+            responses.append(torch.cat([responses[0], responses[0][:1]]))
+        probe.append(Group(prompt, tuple(responses)))
+    return probe
+
+
+def _disagreement(
+    model: PreTrainedModel, probe: list[Group], plan: ForwardPlan, reference: Tensor, device: torch.device
+) -> str | None:
+    """Why `plan` cannot be used on this model, or None."""
+
+    def run(groups: list[Group]) -> Tensor:
+        return score_batch(model, plan.batch(groups, device), chunked=plan.chunked).per_token_logps
+
+    try:
+        ours = run(probe)
+    except (PackingUnsupportedError, TypeError, AttributeError) as error:
+        return f"{type(error).__name__}: {error}"
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    autocast = _autocast_dtype(reference)
+    tolerance = _TOLERANCE.get(autocast or dtype, 0.15)
+    gap = (ours - reference).abs().max().item()
+    if not gap <= tolerance:
+        return f"log-probs differ from the padded forward by {gap:.1e}"
+    if not plan.packed:
+        return None
+    first, *others = probe
+    other_tokens = (first.response_ids[0] + 1) % model.config.get_text_config().vocab_size
+    changed = Group(first.prompt_ids, (other_tokens, first.response_ids[1]))
+    leak = (run([changed, *others])[1] - ours[1]).abs().max().item()
+    # Rows of a matrix product do not depend on one another; expert routing may regroup them, hence not 0.
+    if not leak <= min(tolerance, 1e-4):
+        return f"a response changes by {leak:.1e} when its sibling changes"
+    return None

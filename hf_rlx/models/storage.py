@@ -1,0 +1,136 @@
+"""The folder layout of a `SharedModel`, and which families cannot run packed rows.
+
+adapter_config.json, adapter_model.safetensors     the policy (or config.json, model.safetensors)
+reward/adapter_config.json, ...                    any further role's adapter
+reward/head.safetensors, reward/role.json          its head, and how it is wired
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from peft import PeftConfig, PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from hf_rlx.models.loading import load_causal_lm
+
+if TYPE_CHECKING:
+    from hf_rlx.models.shared import SharedModel
+
+logger = logging.getLogger(__name__)
+
+ROLE_FILE, HEAD_FILE, ADAPTER_FILE = "role.json", "head.safetensors", "adapter_config.json"
+_UNSAVED = ("policy", "reference")
+
+
+def packing_obstacle(model: PreTrainedModel) -> str | None:
+    """Why a family cannot run packed rows as far as its configuration tells, or None.
+
+    What a configuration does not tell is caught by comparing both forwards on the first micro-batch.
+    """
+    config = model.config.get_text_config()
+    if model.config.is_encoder_decoder:
+        return "encoder-decoder model"
+    if not model._can_set_attn_implementation() or not getattr(model, "_supports_sdpa", False):
+        return "its attention does not go through transformers' AttentionInterface"
+    if getattr(model, "_is_stateful", False):
+        return "recurrent state"
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        return "soft-capped attention scores"
+    mixers = {str(t) for t in getattr(config, "layer_types", None) or []}
+    foreign = mixers - {"full_attention", "sliding_attention"}
+    if foreign:
+        return f"layers of type {', '.join(sorted(foreign))}"
+    if getattr(config, "alibi", False):
+        return "ALiBi positions"
+    return None
+
+
+def has_adapter(folder: Path) -> bool:
+    """Whether the folder's root holds an adapter."""
+    return (folder / ADAPTER_FILE).is_file()
+
+
+def save(shared: SharedModel, folder: Path, **kwargs: Any) -> None:
+    """Write all roles; everything is written beside the folder first and moved in when complete."""
+    folder.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=".hf_rlx-", dir=folder))
+    try:
+        policy = shared.roles["policy"].adapter
+        if policy is None:
+            shared.causal_lm.save_pretrained(staging, **kwargs)
+        else:
+            _save_adapter(shared.model, policy, staging)
+        for name, role in shared.roles.items():
+            if name in _UNSAVED:
+                continue
+            target = staging / name
+            target.mkdir()
+            own = role.adapter not in (None, policy)
+            if own:
+                _save_adapter(shared.model, str(role.adapter), target)
+            if role.head is not None:
+                state = {k: v.detach().cpu().contiguous() for k, v in shared.heads[role.head].state_dict().items()}
+                save_file(state, target / HEAD_FILE, metadata={"format": "pt"})
+            description = {"own_adapter": own, "head": role.head is not None}
+            (target / ROLE_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+        _move_into(staging, folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _save_adapter(model: PeftModel, adapter: str, target: Path) -> None:
+    """PEFT puts adapters other than `default` into a sub-folder of their name; we want them at `target`."""
+    model.save_pretrained(str(target), selected_adapters=[adapter], safe_serialization=True)
+    nested = target / adapter
+    if adapter != "default" and nested.is_dir():
+        _move_into(nested, target)
+        nested.rmdir()
+    (target / "README.md").unlink(missing_ok=True)  # PEFT's empty card; ours has facts in it
+
+
+def _move_into(source: Path, target: Path) -> None:
+    for item in sorted(source.iterdir()):
+        destination = target / item.name
+        if item.is_dir() and destination.is_dir():
+            _move_into(item, destination)
+            item.rmdir()
+        else:
+            os.replace(item, destination)
+
+
+def load_policy(
+    folder: Path,
+    base: PreTrainedModel | None,
+    is_trainable: bool,
+    quantization_config: Any,
+    kwargs: dict[str, Any],
+) -> PeftModel:
+    """The base and, on it, the adapter at the folder's root, named `policy`."""
+    if base is None:
+        name = PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
+        if not name:
+            raise ValueError(f"{folder / ADAPTER_FILE} names no base model (it was made in memory); pass base=...")
+        base = load_causal_lm(name, quantization_config, **kwargs)
+    return PeftModel.from_pretrained(base, str(folder), adapter_name="policy", is_trainable=is_trainable)
+
+
+def load_roles(shared: SharedModel, folder: Path, is_trainable: bool = True) -> None:
+    """Add every role that the folder's sub-folders describe, with its weights."""
+    for description in sorted(folder.glob(f"*/{ROLE_FILE}")):
+        name = description.parent.name
+        facts = json.loads(description.read_text(encoding="utf-8"))
+        config = PeftConfig.from_pretrained(str(description.parent)) if facts["own_adapter"] else None
+        shared.add_role(name, config, head=facts["head"])
+        shared.roles[name].trainable = is_trainable
+        if config is not None:
+            shared.load_adapter_weights(name, description.parent)
+        if facts["head"]:
+            shared.heads[name].load_state_dict(load_file(description.parent / HEAD_FILE))

@@ -1,0 +1,367 @@
+"""What scores a completion: functions, dotted paths and sequence classifiers, all made callable in one way.
+
+`scoring.py` decides when and in which thread a reward function runs; this file decides what it is. `prepare` turns
+whatever the user passed as `reward_funcs` into `RewardFunction`s, and `ModelReward` gives a reward model the call
+convention of a function.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+import logging
+import math
+import numbers
+import re
+import reprlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+logger = logging.getLogger(__name__)
+
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+
+
+class RewardError(RuntimeError):
+    """A reward function failed or returned something that is no reward; the message names the function, the prompt
+    and the completion. Where the function raised, its exception is the `__cause__`."""
+
+    def __init__(self, message: str, index: int | None = None) -> None:
+        super().__init__(message)
+        self.index = index  # which of the completions it was called with, where only one is at fault
+
+
+class RewardTimeoutError(RewardError, TimeoutError):
+    """A reward function ran past its time limit."""
+
+
+@dataclass
+class RewardFunction:
+    """One reward function, ready to be called.
+
+    Attributes:
+        name: what errors and log keys call it.
+        call: the callable itself.
+        kind: `"sync"` runs in a worker thread, `"async"` in the event loop, `"main"` in the thread that gathers.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    kind: Literal["sync", "async", "main"]
+    _parameters: list[inspect.Parameter] | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        try:
+            self._parameters = list(inspect.signature(self.call).parameters.values())
+        except (TypeError, ValueError):  # some builtins tell no signature
+            self._parameters = None
+
+    def bind(self, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Choose from `given` what the signature accepts: everything if it ends in `**kwargs`.
+
+        Returns:
+            Positional (for positional-only parameters) and keyword arguments.
+
+        Raises:
+            RewardError: a required parameter is not among `given`; names it and what there is.
+        """
+        if self._parameters is None:
+            return [], dict(given)
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for parameter in self._parameters:
+            if parameter.kind is parameter.VAR_KEYWORD:
+                kwargs = given | kwargs
+            elif parameter.name in given and parameter.kind is parameter.POSITIONAL_ONLY:
+                args.append(given[parameter.name])
+            elif parameter.name in given and parameter.kind is not parameter.VAR_POSITIONAL:
+                kwargs[parameter.name] = given[parameter.name]
+            elif parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL:
+                near = difflib.get_close_matches(parameter.name, given, n=1)
+                hint = f" (did you mean {near[0]!r}?)" if near else ""
+                raise RewardError(
+                    f"reward function {self.name!r} requires the parameter {parameter.name!r}, which no dataset "
+                    f"column gives{hint}; available: {', '.join(sorted(given))}"
+                )
+        return args, kwargs
+
+    def read(self, value: Any, expected: int) -> list[float | None]:
+        """The `expected` numbers in what a call returned, as floats; None where it abstained.
+
+        Raises:
+            RewardError: it is no list (tensor, array) of that length, or an entry is no number (its `index` is set).
+        """
+        array = isinstance(value, torch.Tensor | np.ndarray)
+        if array and value.ndim == 0 or not (array or isinstance(value, Sequence)) or isinstance(value, str | bytes):
+            got = f"{reprlib.repr(value)} of type {type(value).__name__}"
+            raise RewardError(f"reward function {self.name!r} returned {got}; expected {expected} rewards in a list")
+        items = value.tolist() if array else list(value)
+        if len(items) != expected:
+            raise RewardError(f"reward function {self.name!r} returned {len(items)} rewards; expected {expected}")
+        return [self._number(item, index) for index, item in enumerate(items)]
+
+    def _number(self, item: Any, index: int) -> float | None:
+        if isinstance(item, np.generic) or (isinstance(item, torch.Tensor | np.ndarray) and item.ndim == 0):
+            item = item.item()
+        if item is not None and not isinstance(item, numbers.Real):
+            got = f"{reprlib.repr(item)} of type {type(item).__name__}"
+            raise RewardError(f"reward function {self.name!r} returned {got}; expected a number or None", index)
+        try:
+            return None if item is None else float(item)
+        except OverflowError:  # an integer with hundreds of digits
+            return math.inf
+
+
+def prepare(
+    reward_funcs: Any,
+    names: Sequence[str] | None = None,
+    processing_classes: Any = None,
+    model_init_kwargs: dict[str, Any] | None = None,
+) -> list[RewardFunction]:
+    """Turn the `reward_funcs` argument of a trainer into reward functions.
+
+    Args:
+        reward_funcs: one, or a list of: a callable; an async callable; a sequence classifier; a string (`resolve`).
+        names: one per function; by default the function's `__name__`, an object's class, a model's last path part.
+            A name that occurs twice gets the suffix `_2`, and a warning is logged.
+        processing_classes: tokenizers of the models, one per function (None for the others); a model without one
+            loads the tokenizer of its own id.
+        model_init_kwargs: passed to `from_pretrained` for models given as a string.
+
+    Raises:
+        ValueError: no function, an entry is None or not callable, or lengths differ.
+        ImportError: a string can be neither imported nor loaded.
+    """
+    funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+    if not funcs or reward_funcs is None:
+        raise ValueError("reward_funcs is empty: pass at least one reward function")
+    tokenizers = processing_classes if isinstance(processing_classes, list | tuple) else [processing_classes]
+    if processing_classes is None:
+        tokenizers = [None] * len(funcs)
+    for what, given in (("reward_processing_classes", tokenizers), ("names", names)):
+        if given is not None and len(given) != len(funcs):
+            raise ValueError(f"{what} has {len(given)} entries for {len(funcs)} reward functions")
+    prepared: list[RewardFunction] = []
+    for index, (func, tokenizer) in enumerate(zip(funcs, tokenizers, strict=True)):
+        if isinstance(func, str):
+            func = resolve(func, model_init_kwargs)
+        name = names[index] if names is not None else _name_of(func)
+        if isinstance(func, nn.Module) and hasattr(func, "config"):
+            func = ModelReward(func, tokenizer)
+        if not callable(func):
+            raise ValueError(
+                f"reward_funcs[{index}] is {func!r}; expected a callable, a model, or a string that names one"
+            )
+        prepared.append(RewardFunction(_free(name, prepared), func, _kind_of(func)))
+    return prepared
+
+
+def resolve(text: str, model_init_kwargs: dict[str, Any] | None = None) -> Any:
+    """Find what a string in `reward_funcs` names.
+
+    An existing local folder is a model. `"package.module:function"`, and a name made only of identifiers and dots
+    (`"package.module.function"`), is imported. Everything else (`"org/name"`, `"gpt2"`) is a model of the Hub, loaded
+    with `AutoModelForSequenceClassification` and `num_labels=1`.
+
+    Raises:
+        ImportError: the path or the model does not exist; the message holds the name.
+    """
+    if not Path(text).is_dir() and (":" in text or _DOTTED.fullmatch(text)):
+        module, _, attribute = text.partition(":") if ":" in text else text.rpartition(".")
+        try:
+            found = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
+            raise ImportError(f"cannot import the reward function {text!r}: {error}") from error
+        if not callable(found):
+            raise ImportError(f"the reward function {text!r} is {found!r}, which is not callable")
+        return found
+    from transformers import AutoModelForSequenceClassification
+
+    try:
+        return AutoModelForSequenceClassification.from_pretrained(text, num_labels=1, **(model_init_kwargs or {}))
+    except (OSError, ValueError) as error:
+        raise ImportError(
+            f"cannot load the reward {text!r} as a sequence classifier (a folder or Hub id); "
+            f'to import a function write "package.module:function". {error}'
+        ) from error
+
+
+def _name_of(func: Any) -> str:
+    while isinstance(func, functools.partial):
+        func = func.func
+    if isinstance(func, nn.Module):
+        path = getattr(getattr(func, "config", None), "_name_or_path", "")
+        return str(path).rstrip("/").split("/")[-1] or type(func).__name__
+    return str(getattr(func, "__name__", type(func).__name__))
+
+
+def _free(name: str, taken: list[RewardFunction]) -> str:
+    used = {other.name for other in taken}
+    if name not in used:
+        return name
+    number = 2
+    while f"{name}_{number}" in used:
+        number += 1
+    logger.warning("two reward functions are called %r: the later is logged as '%s_%d'", name, name, number)
+    return f"{name}_{number}"
+
+
+def _kind_of(func: Any) -> Literal["sync", "async", "main"]:
+    if isinstance(func, nn.Module) or getattr(func, "runs_on_main_thread", False):
+        return "main"
+    while isinstance(func, functools.partial):
+        func = func.func
+    # An object carries the `async` on its class's __call__, which iscoroutinefunction(object) does not look at.
+    is_async = inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(type(func).__call__)
+    return "async" if is_async else "sync"
+
+
+class ModelReward:
+    """A sequence classifier as a reward function: one float32 score per completion.
+
+    The score is read at the last token that the attention mask attends to. transformers' own forward looks for the
+    rightmost token that is not the pad token, which with pad == eos skips the EOS the reward model was trained on, so
+    the hidden states of the backbone and the `score` head are used directly. A classifier without that pair (encoders
+    with a pooled head, for example) answers through its own logits, which must be of shape (batch, 1).
+
+    Args:
+        model: a `*ForSequenceClassification` with one label, possibly wrapped by PEFT or `torch.compile`.
+        tokenizer: the model's tokenizer; None loads the one of `model.config._name_or_path`.
+        batch_size: rows in one forward.
+        max_length: tokens; a longer text loses its beginning, since the score is read at its end. None takes the
+            model's `max_position_embeddings` or the tokenizer's limit, whichever is lower.
+        append_eos: end plain text with EOS (once). For reward models that were trained so; a chat template says
+            itself how an answer ends.
+        chat_template_kwargs: passed to the tokenizer's chat template.
+
+    Raises:
+        ValueError: more than one label, no tokenizer to be found, or a conversation without a chat template.
+    """
+
+    runs_on_main_thread = True  # shares device and compute with the policy
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any = None,
+        *,
+        batch_size: int = 16,
+        max_length: int | None = None,
+        append_eos: bool = False,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        self.model = model
+        self.config: Any = model.config
+        labels = getattr(self.config, "num_labels", 1)
+        if labels != 1:
+            raise ValueError(f"a reward model gives one score, but {_name_of(model)!r} has num_labels={labels}")
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        self.__name__ = _name_of(model)
+        self.tokenizer = tokenizer if tokenizer is not None else self._own_tokenizer()
+        self.batch_size = batch_size
+        text_config = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
+        limits = (getattr(text_config, "max_position_embeddings", None), self.tokenizer.model_max_length)
+        self.max_length: int = max_length or min(limit for limit in limits if limit)
+        self._truncation_told = False
+        self.append_eos = append_eos
+        self.chat_template_kwargs = chat_template_kwargs or {}
+        if getattr(text_config, "pad_token_id", None) is None:
+            # Only the fallback through the model's own logits asks for it; the masked read does not.
+            text_config.pad_token_id = self._pad_id()
+
+    def __call__(self, prompts: list[Any], completions: list[Any], **_: Any) -> list[float | None]:
+        """Score N completions (text, or message lists); None for a row without a single token."""
+        rows = [self._encode(prompt, answer) for prompt, answer in zip(prompts, completions, strict=True)]
+        scores: list[float | None] = [None] * len(rows)
+        # Rows of like length share a forward, so little is spent on padding.
+        order = sorted((i for i in range(len(rows)) if rows[i]), key=lambda i: len(rows[i]))
+        flags = [(module, module.training) for module in self.model.modules()]
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                for start in range(0, len(order), self.batch_size):
+                    chosen = order[start : start + self.batch_size]
+                    for i, score in zip(chosen, self._forward([rows[i] for i in chosen]).tolist(), strict=True):
+                        scores[i] = score
+        finally:
+            for module, training in flags:  # one by one: a part may have been frozen in eval mode
+                module.training = training
+        return scores
+
+    def _encode(self, prompt: Any, completion: Any) -> list[int]:
+        if isinstance(prompt, str):
+            text = prompt + (completion if isinstance(completion, str) else completion[-1]["content"])
+            eos = self.tokenizer.eos_token
+            if self.append_eos and eos and not text.endswith(eos):
+                text += eos
+        else:
+            if not getattr(self.tokenizer, "chat_template", None):
+                raise ValueError(
+                    f"the prompts are conversations, but the tokenizer of the reward model {self.__name__!r} has no "
+                    "chat template; set tokenizer.chat_template or pass one in reward_processing_classes"
+                )
+            answer = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+            text = self.tokenizer.apply_chat_template(
+                list(prompt) + list(answer), tokenize=False, **self.chat_template_kwargs
+            )
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if len(ids) > self.max_length and not self._truncation_told:
+            self._truncation_told = True
+            logger.warning(
+                "%s: a text of %d tokens exceeds max_length=%d; longer texts lose their beginning",
+                self.__name__,
+                len(ids),
+                self.max_length,
+            )
+        return ids[-self.max_length :]
+
+    def _forward(self, rows: list[list[int]]) -> torch.Tensor:
+        """Scores (B,) float32 of B non-empty rows of token ids."""
+        device = next(self.model.parameters()).device
+        width = max(len(row) for row in rows)
+        ids = torch.tensor([row + [self._pad_id()] * (width - len(row)) for row in rows], device=device)
+        last = torch.tensor([len(row) - 1 for row in rows], device=device)
+        mask = (torch.arange(width, device=device) <= last[:, None]).long()
+        inner: Any = getattr(self.model, "_orig_mod", self.model)
+        # PEFT puts its layers inside the base model; only prompt learning needs the outer forward.
+        if hasattr(inner, "get_base_model") and not inner.active_peft_config.is_prompt_learning:
+            inner = inner.get_base_model()
+        head, backbone = getattr(inner, "score", None), getattr(inner, "base_model", None)
+        if isinstance(head, nn.Module) and isinstance(backbone, nn.Module) and backbone is not inner:
+            hidden = backbone(input_ids=ids, attention_mask=mask).last_hidden_state  # (B, T, hidden)
+            logits = head(hidden[torch.arange(len(rows), device=hidden.device), last.to(hidden.device)])
+        else:
+            logits = self.model(input_ids=ids, attention_mask=mask).logits
+        if logits.shape != (len(rows), 1):
+            raise ValueError(
+                f"the reward model {self.__name__!r} ({type(inner).__name__}) gave logits of shape "
+                f"{tuple(logits.shape)} for {len(rows)} texts; expected one score each, as of a "
+                "*ForSequenceClassification with num_labels=1"
+            )
+        return logits[:, 0].float()
+
+    def _pad_id(self) -> int:
+        for candidate in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id):
+            if candidate is not None:
+                return int(candidate)
+        return 0
+
+    def _own_tokenizer(self) -> Any:
+        path = getattr(self.config, "_name_or_path", "")
+        if not path:
+            raise ValueError(
+                f"the reward model {self.__name__!r} has no name to load its tokenizer by; "
+                "pass it in reward_processing_classes"
+            )
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(path)
