@@ -1,4 +1,4 @@
-"""Make the bundled character model: `python examples/make_tiny_arith.py` (about five minutes on two cores).
+"""Make the bundled character model: `python examples/make_tiny_arith.py` (about seven minutes on two cores).
 
 A Llama of 0.9 M parameters that knows addition and subtraction up to two digits, yet samples the right answer only
 about half of the time. Two stages of supervised training on `17+25=` -> `42<eos>`:
@@ -172,9 +172,7 @@ def accuracy(
     batch = tokenizer(list(prompts), return_tensors="pt", padding=True)
 
     def hits(**how) -> torch.Tensor:  # [problems], 1.0 where the completion is exactly the answer
-        out = model.generate(
-            input_ids=batch.input_ids, attention_mask=batch.attention_mask, max_new_tokens=8, **how
-        )
+        out = model.generate(input_ids=batch.input_ids, attention_mask=batch.attention_mask, max_new_tokens=8, **how)
         texts = tokenizer.batch_decode(out[:, batch.input_ids.shape[1] :], skip_special_tokens=True)
         return torch.tensor([float(t == a) for t, a in zip(texts, answers, strict=True)])
 
@@ -205,14 +203,14 @@ and puts `<bos>` in front.
 Made with
 
 ```bash
-python examples/make_tiny_arith.py --seed {options.seed} --clean-steps {options.clean_steps} \
---noisy-steps {options.noisy_steps} --noise {options.noise} --batch-size {options.batch_size} \
---learning-rate {options.learning_rate} --threads {options.threads}
+python examples/make_tiny_arith.py --seed {options.seed} --threads {options.threads} \\
+  --clean-steps {options.clean_steps} --noisy-steps {options.noisy_steps} --noise {options.noise} \\
+  --batch-size {options.batch_size} --learning-rate {options.learning_rate}
 ```
 
-in {seconds:.0f} seconds (torch {torch.__version__}), from random weights and generated problems only. The second stage trains on
-answers of which {options.noise:.0%} carry a slip (off by one or by ten), so the model knows the answer but samples it
-about half of the time: a start that reinforcement learning improves visibly.
+in {seconds:.0f} seconds (torch {torch.__version__}), from random weights and generated problems only. The second stage
+trains on answers of which {options.noise:.0%} carry a slip (off by one or by ten), so the model knows the answer but
+samples it about half of the time: a start that reinforcement learning improves visibly.
 
 | held-out problems | greedy | sampled, temperature 1 | groups of 8 with right and wrong answers |
 |---|---|---|---|
@@ -229,9 +227,9 @@ def parse_options() -> argparse.Namespace:
     default = Path(hf_rlx.assets.__file__).parent / "tiny_arith"
     parser.add_argument("--output-dir", type=Path, default=default)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--clean-steps", type=int, default=1600)
+    parser.add_argument("--clean-steps", type=int, default=1500)
     parser.add_argument("--noisy-steps", type=int, default=400)
-    parser.add_argument("--noise", type=float, default=0.5, help="share of slips in the second stage")
+    parser.add_argument("--noise", type=float, default=0.62, help="share of slips in the second stage")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--threads", type=int, default=2)
@@ -259,6 +257,7 @@ def main() -> None:
     facts = accuracy(model, tokenizer) | {"parameters": float(sum(p.numel() for p in model.parameters()))}
     model.save_pretrained(options.output_dir)
     tokenizer.save_pretrained(options.output_dir)
+    (options.output_dir / "model.safetensors").chmod(0o644)  # written as private, but part of a wheel
     write_record(options.output_dir, options, facts, seconds)
     print(facts)
 

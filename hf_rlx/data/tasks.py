@@ -242,9 +242,7 @@ def _prompt(instruction: str, question: str, conversational: bool) -> str | list
     return [{"role": "user", "content": text}] if conversational else text + "\n"
 
 
-def _split(
-    rows: list[dict[str, Any]], n_train: int, n_test: int, seed: int, source: str
-) -> tuple[Dataset, Dataset]:
+def _split(rows: list[dict[str, Any]], n_train: int, n_test: int, seed: int, source: str) -> tuple[Dataset, Dataset]:
     if n_train < 1 or n_test < 1:
         raise ValueError(f"n_train and n_test must be at least 1, not {n_train} and {n_test}.")
     if len(rows) < n_train + n_test:

@@ -1,7 +1,7 @@
 """Contracts and conversions that every function of floor 0 opens with.
 
-Shape legend of this package: B rows (completions), T completion tokens, V vocabulary, P prompts, G completions per
-prompt, K ranked answers, S steps, C classes or components.
+Shape legend of this package: B rows (completions), T completion tokens, V vocabulary, P prompts, G
+completions per prompt, K ranked answers, S steps, C classes or components.
 """
 
 import torch

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_rlx.functional._checks import as_mask, check_choice, check_rank, check_same_shape, select, to_float
 
-GroupStd = Literal["population", "sample", "none", "batch", "batch_population"]
+GroupStd = Literal["population", "sample", "none", "batch", "batch_sample"]
 
 
 class GroupAdvantages(NamedTuple):
@@ -33,7 +33,7 @@ class GaeOutput(NamedTuple):
 class _Groups(NamedTuple):
     x: Tensor  # (P, G) rewards, 0 where not scorable
     ok: Tensor  # (P, G) scorable
-    count: Tensor  # (P, 1)
+    size: Tensor  # (P, 1), scorable completions
     mean: Tensor  # (P, 1), 0 when empty
     spread: Tensor  # (P, 1) bool, at least two different rewards
 
@@ -61,17 +61,17 @@ def grpo_advantages(
 ) -> GroupAdvantages:
     """Group-relative advantage: Aᵢ = (rᵢ - mean_g) / (std_g + eps).
 
-    std: "population" divides by G (the worked example [1, 0, 0, 1] gives [1, -1, -1, 1]), "sample" by G - 1 (TRL),
-    "none" does not scale (Dr. GRPO), "batch" uses the sample std of the whole batch (TRL `scale_rewards="batch"`),
-    "batch_population" its population std. A group without spread (max = min, or fewer than two finite rewards) gets
-    exactly 0, before any division, and keep False.
+    std: "population" divides by G (the worked example [1, 0, 0, 1] gives [1, -1, -1, 1]), "sample" by G - 1
+    (TRL), "none" does not scale (Dr. GRPO), "batch" uses the population std of all finite rewards of the batch,
+    "batch_sample" their sample std (TRL `scale_rewards="batch"`). A group without spread (max = min, or fewer
+    than two finite rewards) gets exactly 0, before any division, and keep False.
 
     Args:
         rewards: one reward per completion; NaN or inf = unscorable. Whole groups only. Shape: `(P, G)`.
         std: see above; `group_std` reports the group's sample std for "sample", else its population std.
         eps: added to the std, reward units.
-        keep_zero_variance: True keeps scorable completions of flat groups in the loss (TRL): they dilute the mean
-            and feel the KL term.
+        keep_zero_variance: True keeps scorable completions of flat groups in the loss (TRL): they dilute the
+            mean and feel the KL term.
 
     Raises:
         ValueError: rewards are not (P, G), or an unknown std.
@@ -84,15 +84,15 @@ def grpo_advantages(
         raise ValueError(f"`rewards` has shape {tuple(rewards.shape)}: a group needs at least one completion.")
     group = _group_statistics(rewards)
     deviation = select(group.x - group.mean, group.ok & group.spread)
-    group_std = _std(deviation, group.count, int(std == "sample"), dim=1)
+    group_std = _std(deviation, group.size, int(std == "sample"), dim=1)
     advantages = deviation
     if std in ("population", "sample"):
         advantages = deviation / torch.where(group.spread, group_std + eps, torch.ones_like(group_std))
-    elif std in ("batch", "batch_population"):
+    elif std in ("batch", "batch_sample"):
         total = group.ok.sum()
         batch_mean = group.x.sum() / total.clamp(min=1)
         from_mean = select(group.x - batch_mean, group.ok)
-        batch_std = _std(from_mean, total, int(std == "batch"), dim=None)
+        batch_std = _std(from_mean, total, int(std == "batch_sample"), dim=None)
         advantages = torch.where(group.spread, deviation / (batch_std + eps), torch.zeros_like(deviation))
     keep = group.ok if keep_zero_variance else group.ok & group.spread
     return _group_output(advantages, group, group_std, keep)
@@ -110,7 +110,8 @@ def rloo_advantages(
         rewards: one score per completion; NaN or inf = unscorable. Shape: `(P, G)`.
         kl: summed k1 of each completion, nats. Shape: `(P, G)`.
         beta: reward per nat.
-        keep_zero_variance: True keeps flat groups in the denominators, as REINFORCE does: their gradient is 0.
+        keep_zero_variance: True keeps flat groups in the denominators, as REINFORCE does: their gradient is
+            0.
 
     Raises:
         ValueError: rewards are not (P, G), `kl` has another shape, or beta without `kl`.
@@ -129,13 +130,14 @@ def rloo_advantages(
         raise ValueError(f"`kl` is None but beta is {beta}.")
     group = _group_statistics(total)
     deviation = select(group.x - group.mean, group.ok & group.spread)
-    advantages = deviation * (group.count / (group.count - 1).clamp(min=1))
-    keep = group.ok & (group.count >= 2) & (group.spread | keep_zero_variance)
-    return _group_output(advantages, group, _std(deviation, group.count, 0, dim=1), keep)
+    size = group.size.to(deviation.dtype)
+    advantages = deviation * (size / (size - 1).clamp(min=1))
+    keep = group.ok & (group.size >= 2) & (group.spread | keep_zero_variance)
+    return _group_output(advantages, group, _std(deviation, group.size, 0, dim=1), keep)
 
 
 def _group_output(advantages: Tensor, group: _Groups, group_std: Tensor, keep: Tensor) -> GroupAdvantages:
-    nothing = group.count.squeeze(1) == 0
+    nothing = group.size.squeeze(1) == 0
     nan = torch.full((), torch.nan, dtype=group.x.dtype, device=group.x.device)
     return GroupAdvantages(
         advantages,
@@ -155,9 +157,10 @@ def step_advantages(
     std: Literal["population", "sample", "none"] = "population",
     eps: float = 1e-6,
 ) -> Tensor:
-    """Process-supervised GRPO: Aᵢₜ = ∑_{j : endᵢⱼ ≥ t} (rᵢⱼ - mean) / (std + eps), statistics over all steps of a group.
+    """Process-supervised GRPO: Aᵢₜ = ∑_{j : endᵢⱼ ≥ t} (rᵢⱼ - mean) / (std + eps).
 
-    A group without spread (all step rewards equal, or fewer than two) gives exactly 0.
+    Mean and std are over all steps of a group. A group without spread (all step rewards equal, or fewer than two)
+    gives exactly 0.
 
     Args:
         step_rewards: score of each step; NaN where a row has no such step. Shape: `(B, S)`.
@@ -213,12 +216,14 @@ def gae(
 ) -> GaeOutput:
     """Generalised advantage estimation: δₜ = rₜ + γ Vₜ₊₁ - Vₜ, Aₜ = δₜ + γλ Aₜ₊₁, over selected tokens only.
 
-    t + 1 is the next *selected* token: holes (tool output) are skipped without extra discount. After the last one V
-    is 0, or `bootstrap` for a row cut by the length limit. Whiten the advantages afterwards, never the returns.
+    t + 1 is the next *selected* token: holes (tool output) are skipped without extra discount. After the last
+    one V is 0, or `bootstrap` for a row cut by the length limit. Whiten the advantages afterwards, never the
+    returns.
 
     Args:
         rewards: per token. Shape: `(B, T)`.
-        values: V before token t, read at position t - 1 of the sequence; same unit as rewards. Shape: `(B, T)`.
+        values: V before token t, read at position t - 1 of the sequence; same unit as rewards. Shape: `(B,
+            T)`.
         mask: True (or 1) on completion tokens. Shape: `(B, T)`.
         gamma: discount γ per token.
         lam: λ, 1 = Monte Carlo return, 0 = one step.

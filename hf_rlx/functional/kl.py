@@ -66,16 +66,17 @@ def kl_penalty(
 ) -> Tensor:
     """Per-token KL estimate: k1 = d, k2 = d²/2, k3 = e⁻ᵈ - 1 + d, k3_ratio = ρ·k3 with ρ = exp(log π - log π_old).
 
-    As a loss term: k2 has the gradient of reverse KL on-policy; k3 that of *forward* KL although its value estimates
-    reverse KL without bias; k3_ratio, whose ρ carries gradient, that of reverse KL (at ρ = 1: d). k1 has expected
-    gradient 0, so it belongs into the reward only.
+    As a loss term: k2 has the gradient of reverse KL on-policy; k3 that of *forward* KL although its value
+    estimates reverse KL without bias; k3_ratio, whose ρ carries gradient, that of reverse KL (at ρ = 1: d).
+    k1 has expected gradient 0, so it belongs into the reward only.
 
     Args:
         logps: policy log-probs, with gradient. Shape: `(B, T)`.
         ref_logps: reference log-probs, held constant. Shape: `(B, T)`.
         mask: True (or 1) on completion tokens. Shape: `(B, T)`.
         estimator: which formula.
-        old_logps: log-probs of the sampling policy, read by k3_ratio; None means ρ = 1 with gradient. Shape: `(B, T)`.
+        old_logps: log-probs of the sampling policy, read by k3_ratio; None means ρ = 1 with gradient. Shape:
+            `(B, T)`.
         clamp: bound on |d| in nats inside k3 only (gradient 0 outside); None for no bound.
         log_ratio_clamp: bound on |log ρ| in nats; None for no bound.
 
@@ -118,16 +119,22 @@ def kl_estimators(logps: Tensor, ref_logps: Tensor, mask: Tensor, clamp: float |
         ValueError: shapes differ.
     """
     check_rank("mask", mask, 2, "(B, T)")
-    k1, k2, k3 = (kl_penalty(logps, ref_logps, mask, name, clamp=clamp) for name in ("k1", "k2", "k3"))
+    k1 = kl_penalty(logps, ref_logps, mask, "k1")
+    k2 = kl_penalty(logps, ref_logps, mask, "k2")
+    k3 = kl_penalty(logps, ref_logps, mask, "k3", clamp=clamp)
     size = k1.detach().abs()
     beyond = size > (math.inf if clamp is None else clamp)
     return KLEstimates(
         k1,
         k2,
         k3,
-        *(masked_sum(k, mask, dim=1) for k in (k1, k2, k3)),
-        *(masked_mean(k, mask) for k in (k1, k2, k3)),
-        clamped_fraction=masked_mean(beyond, mask),
+        masked_sum(k1, mask, dim=1),
+        masked_sum(k2, mask, dim=1),
+        masked_sum(k3, mask, dim=1),
+        masked_mean(k1, mask),
+        masked_mean(k2, mask),
+        masked_mean(k3, mask),
+        clamped_fraction=masked_mean(beyond.to(k1.dtype), mask),
         max_abs=size.max() if size.numel() else size.sum(),
     )
 
@@ -137,8 +144,8 @@ def shaped_reward(
 ) -> ShapedReward:
     """Token rewards of RLHF: rₜ = -β dₜ + score · 1[t is the last selected token].
 
-    The score stands *on* the last real token; TRL's PPO puts it one position after. An empty row gets zeros and its
-    score is dropped. k1 is never clamped. Nothing here carries gradient.
+    The score stands *on* the last real token; TRL's PPO puts it one position after. An empty row gets zeros
+    and its score is dropped. k1 is never clamped. Nothing here carries gradient.
 
     Args:
         score: one reward per completion. Shape: `(B,)`.
@@ -194,8 +201,8 @@ class FixedKLController:
 class AdaptiveKLController:
     """Steer β towards a target KL: e = clip(KL / target - 1, ±0.2), β ← β (1 + e · n / horizon).
 
-    KL is the mean over sequences of the summed k1 (nats per sequence, may be negative), n the episodes of the step.
-    A KL that is not finite leaves β alone.
+    KL is the mean over sequences of the summed k1 (nats per sequence, may be negative), n the episodes of the
+    step. A KL that is not finite leaves β alone.
 
     Args:
         init_coef: first β.

@@ -59,9 +59,9 @@ def masked_whiten(
 ) -> WhitenOutput:
     """Standardise over all selected entries: (x - μ) / √(σ² + eps), plus μ again when `shift_mean` is False.
 
-    σ² is the population variance for ddof = 0 (lm-human-preferences, `tf.nn.moments`) and the sample variance for
-    ddof = 1 (TRL PPO). Fewer than two entries or equal entries give exactly 0 (before the mean is added back).
-    Call it once on the rollout batch of all processes, before minibatching; never on GRPO advantages.
+    σ² is the population variance for ddof = 0 (lm-human-preferences, `tf.nn.moments`) and the sample variance
+    for ddof = 1 (TRL PPO). Fewer than two entries or equal entries give exactly 0 (before the mean is added
+    back). Call it once on the rollout batch of all processes, before minibatching; never on GRPO advantages.
 
     Args:
         values: any unit. Shape: `(...)`.
@@ -98,14 +98,15 @@ def _safe_max(x: Tensor) -> Tensor:
 def normalizer_count(mask: Tensor, aggregation: Aggregation, max_length: int | None = None) -> Tensor:
     """Count what this batch contributes to the `normalizer` of `aggregate`.
 
-    Sum it over the micro-batches and processes of an optimiser step and pass the sum as `normalizer`: the loss of
-    the step then does not depend on how it was split. The unit follows the aggregation: non-empty rows for
-    "completion_mean", tokens for "token_mean", all rows (empty and dropped ones too) for "constant".
+    Sum it over the micro-batches and processes of an optimiser step and pass the sum as `normalizer`: the
+    loss of the step then does not depend on how it was split. The unit follows the aggregation: non-empty
+    rows for "completion_mean", tokens for "token_mean", all rows (empty and dropped ones too) for "constant".
 
     Args:
         mask: True (or 1) on tokens that enter the loss, after dropping. Shape: `(B, T)`.
         aggregation: see `aggregate`.
-        max_length: accepted for symmetry; "constant" counts rows, and `aggregate` multiplies by the length itself.
+        max_length: accepted for symmetry; "constant" counts rows, and `aggregate` multiplies by the length
+            itself.
 
     Returns:
         int64 scalar.
@@ -129,10 +130,15 @@ def aggregation_weights(
 ) -> Tensor:
     """Weight of every token in `aggregate`: 1/(N·lenᵢ), 1/tokens or 1/(N·L), and 0 under the mask.
 
-    Args, errors and units are those of `aggregate`; `dtype` is the dtype of the result.
+    Args:
+        mask, aggregation, normalizer, max_length: as in `aggregate`.
+        dtype: of the result.
 
     Returns:
         Weights. Shape: `(B, T)`.
+
+    Raises:
+        ValueError: as in `aggregate`.
     """
     check_rank("mask", mask, 2, "(B, T)")
     check_choice("aggregation", aggregation, get_args(Aggregation))

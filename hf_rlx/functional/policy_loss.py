@@ -1,8 +1,8 @@
 """One clipped policy loss for PPO, GRPO, DAPO, GSPO and RLOO.
 
 Three switches span the family: where the ratio is taken (`ratio_level`), how far it may move (`clip_low`,
-`clip_high`, `delta`, `dual_clip`), and how tokens are averaged (`aggregation`, see `masked.aggregate`). The named
-recipes are thin calls in `policy_presets.py`.
+`clip_high`, `delta`, `dual_clip`), and how tokens are averaged (`aggregation`, see `masked.aggregate`). The
+named recipes are thin calls in `policy_presets.py`.
 """
 
 import math
@@ -110,8 +110,8 @@ def policy_loss(
 ) -> PolicyLossOutput:
     """Clipped surrogate per token: L = -w · min(ρ A, clip(ρ, 1 - lo, 1 + hi) A), ρ = exp(log π - log π_old).
 
-    A clip is active (gradient 0, flags True) when A > 0 and ρ > 1 + hi, or A < 0 and ρ < 1 - lo. A < 0 with a large
-    ρ is not clipped unless `delta` or `dual_clip` bounds it.
+    A clip is active (gradient 0, flags True) when A > 0 and ρ > 1 + hi, or A < 0 and ρ < 1 - lo. A < 0 with a
+    large ρ is not clipped unless `delta` or `dual_clip` bounds it.
 
     Args:
         logps: policy log-probs in nats, with gradient. Shape: `(B, T)`.
@@ -119,8 +119,8 @@ def policy_loss(
             Shape: `(B, T)`.
         advantages: held constant, any unit. Shape: `(B,)` or `(B, T)`.
         mask: True (or 1) on completion tokens that enter the loss. Shape: `(B, T)`.
-        ratio_level: "token"; "sequence" = exp of the row's mean log-ratio (GSPO eq. 7); "sequence_sum" = exp of its
-            sum (RLOO: the completion is one action).
+        ratio_level: "token"; "sequence" = exp of the row's mean log-ratio (GSPO eq. 7); "sequence_sum" = exp
+            of its sum (RLOO: the completion is one action).
         clip_low: lo, distance of the lower bound from 1.
         clip_high: hi, distance of the upper bound from 1.
         delta: upper bound of ρ in the unclipped term (INTELLECT-2, TRL `delta`); above 1 + hi.
@@ -187,12 +187,15 @@ def policy_diagnostics(
     """
     check_same_shape("logps", logps, "mask", mask)
     selected = as_mask(mask)
+    dtype = output.ratio.dtype
     low, high, units = output.clip_low, output.clip_high, selected
     if output.ratio.shape != mask.shape:
         low, high, units = (x.any(dim=1, keepdim=True) for x in (low, high, selected))
     ratio = output.ratio.detach()
     outside = (ratio > 1.0 + clip_high) | (ratio < 1.0 - clip_low)
-    low_fraction, high_fraction = masked_mean(low, units), masked_mean(high, units)
+    low_fraction, high_fraction, clip_fraction, outside_fraction = (
+        masked_mean(x.to(dtype), units) for x in (low, high, low | high, outside)
+    )
     # Empty units take the neutral ratio 1, so an empty batch reports 1.
     neutral = torch.where(units, ratio, torch.ones_like(ratio))
     none = ~units.any()
@@ -203,8 +206,8 @@ def policy_diagnostics(
     return PolicyDiagnostics(
         low_fraction,
         high_fraction,
-        masked_mean(low | high, units),
-        masked_mean(outside, units),
+        clip_fraction,
+        outside_fraction,
         torch.where(none, one, masked_mean(neutral, units)),
         torch.where(none, one, largest),
         masked_mean(torch.expm1(bounded) - bounded, selected),
@@ -215,14 +218,23 @@ def policy_diagnostics(
 def check_aggregation(ratio_level: RatioLevel, aggregation: Aggregation) -> None:
     """Raise ValueError for a sequence ratio without `completion_mean`.
 
-    A sequence ratio gives every token of a row the same loss; "token_mean" and "constant" would then weigh rows by
-    their length.
+    A sequence ratio gives every token of a row the same loss; "token_mean" and "constant" would then weigh
+    rows by their length.
     """
     if ratio_level != "token" and aggregation != "completion_mean":
         raise ValueError(
             f"ratio_level={ratio_level!r} with aggregation={aggregation!r} weighs completions by their length; "
             "use aggregation='completion_mean'."
         )
+
+
+def _keep_rows(mask: Tensor, keep: Tensor | None) -> Tensor:
+    selected = as_mask(mask)
+    if keep is None:
+        return selected
+    if keep.shape != mask.shape[:1]:
+        raise ValueError(f"`keep` has shape {tuple(keep.shape)} but `mask` has shape {tuple(mask.shape)}.")
+    return selected & as_mask(keep)[:, None]
 
 
 def grpo_loss(
@@ -269,24 +281,22 @@ def grpo_loss(
     check_choice("kl", kl, ("k2", "k3", "k3_ratio"))
     if beta != 0 and ref_logps is None:
         raise ValueError(f"`ref_logps` is None but beta is {beta}.")
-    selected = as_mask(mask)
-    if keep is not None:
-        if keep.shape != mask.shape[:1]:
-            raise ValueError(f"`keep` has shape {tuple(keep.shape)} but `mask` has shape {tuple(mask.shape)}.")
-        selected = selected & as_mask(keep)[:, None]
-    bounds = {"clip_low": clip_low, "clip_high": clip_high, "log_ratio_clamp": log_ratio_clamp}
+    selected = _keep_rows(mask, keep)
     out = policy_loss(
         logps,
         old_logps,
         advantages,
         selected,
         ratio_level=ratio_level,
+        clip_low=clip_low,
+        clip_high=clip_high,
         delta=delta,
         dual_clip=dual_clip,
+        log_ratio_clamp=log_ratio_clamp,
         is_weights=is_weights,
-        **bounds,
     )
-    policy = aggregate(out.token_loss, selected, aggregation, normalizer, max_length)
+    reduction = (selected, aggregation, normalizer, max_length)
+    policy = aggregate(out.token_loss, *reduction)
     token_loss, penalty, kl_mean = out.token_loss, torch.zeros_like(policy), torch.zeros_like(policy)
     if ref_logps is not None:
         k3 = kl_penalty(logps, ref_logps, selected, "k3", clamp=kl_clamp)
@@ -294,20 +304,13 @@ def grpo_loss(
         if beta != 0:
             per_token = kl_penalty(logps, ref_logps, selected, "k2") if kl == "k2" else k3
             per_token = beta * (per_token * out.ratio if kl == "k3_ratio" else per_token)
-            penalty = aggregate(per_token, selected, aggregation, normalizer, max_length)
+            penalty = aggregate(per_token, *reduction)
             token_loss = token_loss + per_token
-    diagnostics = policy_diagnostics(out, logps, old_logps, selected, **bounds)
-    return GrpoLossOutput(
-        policy + penalty,
-        policy.detach(),
-        penalty.detach(),
-        kl_mean,
-        token_loss.detach(),
-        diagnostics.clip_low_fraction,
-        diagnostics.clip_high_fraction,
-        out.ratio.detach(),
-        diagnostics,
+    diagnostics = policy_diagnostics(
+        out, logps, old_logps, selected, clip_low=clip_low, clip_high=clip_high, log_ratio_clamp=log_ratio_clamp
     )
+    scalars = (policy + penalty, policy.detach(), penalty.detach(), kl_mean)
+    return GrpoLossOutput(*scalars, token_loss.detach(), *diagnostics[:2], out.ratio.detach(), diagnostics)
 
 
 @torch.no_grad()
@@ -321,9 +324,9 @@ def importance_weights(
 ) -> ImportanceWeights:
     """Correct for a sampler that is not the trainer: w = exp(x), x = log π_train - log π_sample at the same weights.
 
-    "truncate" clips w into [floor, cap]; "mask" sets w to 0 outside; "sequence" uses the row's summed x for each of
-    its tokens. A missing sampler log-prob (NaN) counts as x = 0, weight 1. The weight multiplies the policy term
-    only, not the KL.
+    "truncate" clips w into [floor, cap]; "mask" sets w to 0 outside; "sequence" uses the row's summed x for
+    each of its tokens. A missing sampler log-prob (NaN) counts as x = 0, weight 1. The weight multiplies the
+    policy term only, not the KL.
 
     Args:
         train_logps: the trainer's log-probs of the sampled tokens, nats. Shape: `(B, T)`.
@@ -336,7 +339,8 @@ def importance_weights(
     Raises:
         ValueError: shapes differ, unknown mode, or not 0 < floor <= cap.
 
-    Source: Yao et al. (2025), "Your efficient RL framework secretly brings you off-policy RL training"; TRL, verl.
+    Source: Yao et al. (2025), "Your efficient RL framework secretly brings you off-policy RL training"; TRL,
+    verl.
     """
     check_choice("mode", mode, get_args(ImportanceMode))
     check_rank("mask", mask, 2, "(B, T)")
@@ -359,7 +363,7 @@ def importance_weights(
     one = torch.ones((), dtype=weights.dtype, device=weights.device)
     return ImportanceWeights(
         weights,
-        masked_mean(outside, selected),
+        masked_mean(outside.to(weights.dtype), selected),
         torch.where(selected.any(), masked_mean(weights, selected), one),
         weights.max() if weights.numel() else one,
         masked_mean(-x, known),

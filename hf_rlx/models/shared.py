@@ -176,9 +176,9 @@ class SharedModel(nn.Module):
         return getattr(self.causal_lm, "quantization_method", None)
 
     @property
-    def hf_device_map(self) -> dict[str, Any] | None:
-        """Where accelerate placed the base's parts, or None."""
-        return getattr(self.causal_lm, "hf_device_map", None)
+    def hf_device_map(self) -> dict[str, Any]:
+        """Where accelerate placed the base's parts; absent, as on the base, where it was not asked to."""
+        return self.causal_lm.hf_device_map
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """transformers' `generate` with the policy."""
@@ -194,6 +194,12 @@ class SharedModel(nn.Module):
     def activation_checkpointing_disable(self) -> None:
         """Keep activations."""
         self.causal_lm.gradient_checkpointing_disable()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Frozen copies move and change type with the model, though they are not its parameters."""
+        for frozen in self.frozen_copies.values():
+            frozen._apply(fn)
+        return super()._apply(fn, recurse)
 
     # The forward.
 

@@ -134,3 +134,28 @@ def load_roles(shared: SharedModel, folder: Path, is_trainable: bool = True) -> 
             shared.load_adapter_weights(name, description.parent)
         if facts["head"]:
             shared.heads[name].load_state_dict(load_file(description.parent / HEAD_FILE))
+
+
+def load_into(shared: SharedModel, folder: Path) -> None:
+    """Load the weights that `save` wrote at `folder` into the roles that `shared` has already.
+
+    Raises:
+        FileNotFoundError: the folder holds no weights of this kind; it names what was looked for.
+    """
+    policy = shared.roles["policy"].adapter
+    if policy is not None:
+        if not has_adapter(folder):
+            raise FileNotFoundError(f"{folder} holds no adapter ({ADAPTER_FILE}), but the policy is one")
+        shared.load_adapter_weights("policy", folder)
+    else:
+        if not (folder / "config.json").is_file():
+            raise FileNotFoundError(f"{folder} holds no model (config.json)")
+        source = type(shared.causal_lm).from_pretrained(folder, dtype=shared.dtype)
+        shared.causal_lm.load_state_dict(source.state_dict())
+    for name, role in shared.roles.items():
+        if name in _UNSAVED or not (folder / name / ROLE_FILE).is_file():
+            continue
+        if role.adapter not in (None, policy):
+            shared.load_adapter_weights(name, folder / name)
+        if role.head is not None:
+            shared.heads[role.head].load_state_dict(load_file(folder / name / HEAD_FILE))

@@ -1,23 +1,25 @@
 """What scores a completion: functions, dotted paths and sequence classifiers, all made callable in one way.
 
-`scoring.py` decides when and in which thread a reward function runs; this file decides what it is. `prepare` turns
-whatever the user passed as `reward_funcs` into `RewardFunction`s, and `ModelReward` gives a reward model the call
-convention of a function.
+`scoring.py` decides when and in which thread a reward function runs, this file what it is: `prepare` turns what the
+user passed as `reward_funcs` into `RewardFunction`s, and `ModelReward` lets a reward model be called like a function.
 """
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import functools
 import importlib
 import inspect
+import itertools
 import logging
 import math
-import numbers
 import re
 import reprlib
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,10 +36,6 @@ class RewardError(RuntimeError):
     """A reward function failed or returned something that is no reward; the message names the function, the prompt
     and the completion. Where the function raised, its exception is the `__cause__`."""
 
-    def __init__(self, message: str, index: int | None = None) -> None:
-        super().__init__(message)
-        self.index = index  # which of the completions it was called with, where only one is at fault
-
 
 class RewardTimeoutError(RewardError, TimeoutError):
     """A reward function ran past its time limit."""
@@ -45,17 +43,11 @@ class RewardTimeoutError(RewardError, TimeoutError):
 
 @dataclass
 class RewardFunction:
-    """One reward function, ready to be called.
+    """One reward function, ready to be called."""
 
-    Attributes:
-        name: what errors and log keys call it.
-        call: the callable itself.
-        kind: `"sync"` runs in a worker thread, `"async"` in the event loop, `"main"` in the thread that gathers.
-    """
-
-    name: str
+    name: str  # what errors and log keys call it
     call: Callable[..., Any]
-    kind: Literal["sync", "async", "main"]
+    kind: Literal["sync", "async", "main"]  # runs in a worker thread, in the event loop, in the thread that gathers
     _parameters: list[inspect.Parameter] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -65,10 +57,7 @@ class RewardFunction:
             self._parameters = None
 
     def bind(self, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Choose from `given` what the signature accepts: everything if it ends in `**kwargs`.
-
-        Returns:
-            Positional (for positional-only parameters) and keyword arguments.
+        """Positional and keyword arguments: what the signature accepts of `given`, all of it with `**kwargs`.
 
         Raises:
             RewardError: a required parameter is not among `given`; names it and what there is.
@@ -93,31 +82,75 @@ class RewardFunction:
                 )
         return args, kwargs
 
-    def read(self, value: Any, expected: int) -> list[float | None]:
-        """The `expected` numbers in what a call returned, as floats; None where it abstained.
+    def where(self, lists: dict[str, list], row: int) -> str:
+        """One row of the prompts and completions, for the end of an error message."""
+        prompt, completion = _shortened(lists["prompts"][row]), _shortened(lists["completions"][row])
+        return f"\nprompt: {prompt}\ncompletion at index {row} of {len(lists['prompts'])}: {completion}"
+
+    def too_late(self, timeout: float | None) -> RewardTimeoutError:
+        return RewardTimeoutError(f"reward function {self.name!r} did not return within {timeout:g} s")
+
+
+class RewardCall:
+    """One call of a reward function on some rows (indices of a batch), with what it logs."""
+
+    def __init__(self, func: RewardFunction, lists: dict[str, list], rows: Sequence[int], state: Any) -> None:
+        self.func, self.lists, self.rows = func, lists, rows
+        self.extra: dict[str, list] = {}
+        self.metrics: list[tuple[str, float]] = []
+        # Copies, since a function may change what it gets.
+        given: dict[str, Any] = {key: [_copied(values[i]) for i in rows] for key, values in lists.items()}
+        given["trainer_state"] = state
+        given["log_extra"] = lambda column, values: self.extra.setdefault(column, []).extend(values)
+        given["log_metric"] = lambda name, value: self.metrics.append((name, float(value)))
+        self.args, self.kwargs = func.bind(given)
+
+    def run(self) -> tuple[Any, BaseException | None]:
+        """Exceptions of every kind are answers: one that ended the thread would be lost."""
+        try:
+            value = self.func.call(*self.args, **self.kwargs)
+            # A plain function may return the call of an async one.
+            return (asyncio.run(value) if inspect.iscoroutine(value) else value), None
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise  # Ctrl-C during a reward model
+            return None, error
+
+    async def run_here(self) -> tuple[Any, BaseException | None]:
+        return self.run()
+
+    async def run_async(self) -> tuple[Any, BaseException | None]:
+        try:
+            return await self.func.call(*self.args, **self.kwargs), None
+        except BaseException as error:  # SystemExit would end the event loop
+            return None, error
+
+    def read(self, value: Any) -> list[float | None]:
+        """One number (or None, or NaN) per row, from the list, tensor or array that the call returned.
 
         Raises:
-            RewardError: it is no list (tensor, array) of that length, or an entry is no number (its `index` is set).
+            RewardError: something else, or another number of them, or of values in `log_extra`.
         """
+        count = len(self.rows)
         array = isinstance(value, torch.Tensor | np.ndarray)
-        if array and value.ndim == 0 or not (array or isinstance(value, Sequence)) or isinstance(value, str | bytes):
-            got = f"{reprlib.repr(value)} of type {type(value).__name__}"
-            raise RewardError(f"reward function {self.name!r} returned {got}; expected {expected} rewards in a list")
+        if value.ndim == 0 if array else isinstance(value, str | bytes) or not isinstance(value, Sequence):
+            raise self._wrong(f"returned {_typed(value)}; expected a list of {count} rewards")
         items = value.tolist() if array else list(value)
-        if len(items) != expected:
-            raise RewardError(f"reward function {self.name!r} returned {len(items)} rewards; expected {expected}")
-        return [self._number(item, index) for index, item in enumerate(items)]
+        if len(items) != count:
+            raise self._wrong(f"returned {len(items)} rewards; expected {count}")
+        for column, logged in self.extra.items():
+            if len(logged) != count:
+                raise self._wrong(f"logged {len(logged)} values for {column!r}; expected {count}")
+        for index, item in enumerate(items):
+            if isinstance(item, np.generic | np.ndarray | torch.Tensor) and item.ndim == 0:
+                items[index] = item = item.item()
+            if item is not None and not isinstance(item, Real):
+                raise self._wrong(f"returned {_typed(item)}; expected a number or None", index)
+        return [None if item is None else _as_float(item) for item in items]
 
-    def _number(self, item: Any, index: int) -> float | None:
-        if isinstance(item, np.generic) or (isinstance(item, torch.Tensor | np.ndarray) and item.ndim == 0):
-            item = item.item()
-        if item is not None and not isinstance(item, numbers.Real):
-            got = f"{reprlib.repr(item)} of type {type(item).__name__}"
-            raise RewardError(f"reward function {self.name!r} returned {got}; expected a number or None", index)
-        try:
-            return None if item is None else float(item)
-        except OverflowError:  # an integer with hundreds of digits
-            return math.inf
+    def _wrong(self, what: str, index: int = 0) -> RewardError:
+        where = self.func.where(self.lists, self.rows[index])
+        return RewardError(f"reward function {self.func.name!r} {what}{where}")
 
 
 def prepare(
@@ -141,7 +174,7 @@ def prepare(
         ImportError: a string can be neither imported nor loaded.
     """
     funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
-    if not funcs or reward_funcs is None:
+    if not funcs:
         raise ValueError("reward_funcs is empty: pass at least one reward function")
     tokenizers = processing_classes if isinstance(processing_classes, list | tuple) else [processing_classes]
     if processing_classes is None:
@@ -157,9 +190,7 @@ def prepare(
         if isinstance(func, nn.Module) and hasattr(func, "config"):
             func = ModelReward(func, tokenizer)
         if not callable(func):
-            raise ValueError(
-                f"reward_funcs[{index}] is {func!r}; expected a callable, a model, or a string that names one"
-            )
+            raise ValueError(f"reward_funcs[{index}] is {func!r}; expected a function, a model, or the name of one")
         prepared.append(RewardFunction(_free(name, prepared), func, _kind_of(func)))
     return prepared
 
@@ -188,10 +219,31 @@ def resolve(text: str, model_init_kwargs: dict[str, Any] | None = None) -> Any:
     try:
         return AutoModelForSequenceClassification.from_pretrained(text, num_labels=1, **(model_init_kwargs or {}))
     except (OSError, ValueError) as error:
-        raise ImportError(
-            f"cannot load the reward {text!r} as a sequence classifier (a folder or Hub id); "
-            f'to import a function write "package.module:function". {error}'
-        ) from error
+        hint = 'to import a function write "package.module:function"'
+        raise ImportError(f"cannot load {text!r} as a reward model (folder or Hub id); {hint}. {error}") from error
+
+
+def _copied(value: Any) -> Any:
+    """A list with its dictionaries copied; anything else as it is."""
+    return [dict(item) if isinstance(item, dict) else item for item in value] if isinstance(value, list) else value
+
+
+def _shortened(text: str | list) -> str:
+    """Both ends of a text or conversation, about 200 characters, quoted."""
+    if isinstance(text, list):
+        text = " | ".join(f"{m.get('role')}: {m.get('content')}" if isinstance(m, dict) else str(m) for m in text)
+    return repr(text if len(text) <= 200 else f"{text[:100]} ... {text[-100:]}")
+
+
+def _as_float(number: Real) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # an integer with hundreds of digits
+        return math.inf
+
+
+def _typed(value: Any) -> str:
+    return f"{reprlib.repr(value)} of type {type(value).__name__}"
 
 
 def _name_of(func: Any) -> str:
@@ -204,14 +256,12 @@ def _name_of(func: Any) -> str:
 
 
 def _free(name: str, taken: list[RewardFunction]) -> str:
-    used = {other.name for other in taken}
+    used = [other.name for other in taken]
     if name not in used:
         return name
-    number = 2
-    while f"{name}_{number}" in used:
-        number += 1
-    logger.warning("two reward functions are called %r: the later is logged as '%s_%d'", name, name, number)
-    return f"{name}_{number}"
+    free = next(f"{name}_{i}" for i in itertools.count(2) if f"{name}_{i}" not in used)
+    logger.warning("two reward functions are called %r: the later is logged as %r", name, free)
+    return free
 
 
 def _kind_of(func: Any) -> Literal["sync", "async", "main"]:
@@ -222,6 +272,16 @@ def _kind_of(func: Any) -> Literal["sync", "async", "main"]:
     # An object carries the `async` on its class's __call__, which iscoroutinefunction(object) does not look at.
     is_async = inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(type(func).__call__)
     return "async" if is_async else "sync"
+
+
+def _tokenizer_of(config: Any, name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    if not getattr(config, "_name_or_path", ""):
+        raise ValueError(
+            f"the reward model {name!r} has no name to load its tokenizer by; pass it in reward_processing_classes"
+        )
+    return AutoTokenizer.from_pretrained(config._name_or_path)
 
 
 class ModelReward:
@@ -250,7 +310,7 @@ class ModelReward:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Any,
         tokenizer: Any = None,
         *,
         batch_size: int = 16,
@@ -258,7 +318,7 @@ class ModelReward:
         append_eos: bool = False,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        self.model = model
+        self.model: Any = model
         self.config: Any = model.config
         labels = getattr(self.config, "num_labels", 1)
         if labels != 1:
@@ -266,17 +326,18 @@ class ModelReward:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.__name__ = _name_of(model)
-        self.tokenizer = tokenizer if tokenizer is not None else self._own_tokenizer()
+        if tokenizer is None:
+            tokenizer = _tokenizer_of(self.config, self.__name__)
+        self.tokenizer = tokenizer
+        self._pad_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
         self.batch_size = batch_size
         text_config = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
         limits = (getattr(text_config, "max_position_embeddings", None), self.tokenizer.model_max_length)
         self.max_length: int = max_length or min(limit for limit in limits if limit)
-        self._truncation_told = False
         self.append_eos = append_eos
         self.chat_template_kwargs = chat_template_kwargs or {}
         if getattr(text_config, "pad_token_id", None) is None:
-            # Only the fallback through the model's own logits asks for it; the masked read does not.
-            text_config.pad_token_id = self._pad_id()
+            text_config.pad_token_id = self._pad_id  # asked for by the model's own logits only
 
     def __call__(self, prompts: list[Any], completions: list[Any], **_: Any) -> list[float | None]:
         """Score N completions (text, or message lists); None for a row without a single token."""
@@ -305,30 +366,18 @@ class ModelReward:
                 text += eos
         else:
             if not getattr(self.tokenizer, "chat_template", None):
-                raise ValueError(
-                    f"the prompts are conversations, but the tokenizer of the reward model {self.__name__!r} has no "
-                    "chat template; set tokenizer.chat_template or pass one in reward_processing_classes"
-                )
+                raise ValueError(f"{self.__name__!r} cannot score conversations: its tokenizer has no chat template")
             answer = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
-            text = self.tokenizer.apply_chat_template(
-                list(prompt) + list(answer), tokenize=False, **self.chat_template_kwargs
-            )
+            messages = [*prompt, *answer]
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, **self.chat_template_kwargs)
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        if len(ids) > self.max_length and not self._truncation_told:
-            self._truncation_told = True
-            logger.warning(
-                "%s: a text of %d tokens exceeds max_length=%d; longer texts lose their beginning",
-                self.__name__,
-                len(ids),
-                self.max_length,
-            )
         return ids[-self.max_length :]
 
     def _forward(self, rows: list[list[int]]) -> torch.Tensor:
         """Scores (B,) float32 of B non-empty rows of token ids."""
         device = next(self.model.parameters()).device
         width = max(len(row) for row in rows)
-        ids = torch.tensor([row + [self._pad_id()] * (width - len(row)) for row in rows], device=device)
+        ids = torch.tensor([row + [self._pad_id] * (width - len(row)) for row in rows], device=device)
         last = torch.tensor([len(row) - 1 for row in rows], device=device)
         mask = (torch.arange(width, device=device) <= last[:, None]).long()
         inner: Any = getattr(self.model, "_orig_mod", self.model)
@@ -343,25 +392,7 @@ class ModelReward:
             logits = self.model(input_ids=ids, attention_mask=mask).logits
         if logits.shape != (len(rows), 1):
             raise ValueError(
-                f"the reward model {self.__name__!r} ({type(inner).__name__}) gave logits of shape "
-                f"{tuple(logits.shape)} for {len(rows)} texts; expected one score each, as of a "
-                "*ForSequenceClassification with num_labels=1"
+                f"{self.__name__!r} ({type(inner).__name__}) gave logits of shape {tuple(logits.shape)} for "
+                f"{len(rows)} texts; expected a *ForSequenceClassification with num_labels=1"
             )
         return logits[:, 0].float()
-
-    def _pad_id(self) -> int:
-        for candidate in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id):
-            if candidate is not None:
-                return int(candidate)
-        return 0
-
-    def _own_tokenizer(self) -> Any:
-        path = getattr(self.config, "_name_or_path", "")
-        if not path:
-            raise ValueError(
-                f"the reward model {self.__name__!r} has no name to load its tokenizer by; "
-                "pass it in reward_processing_classes"
-            )
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(path)

@@ -36,6 +36,7 @@ _CLEAN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     for pattern, new in (
         ("\N{MINUS SIGN}", "-"),
         (r"\{,\}", ","),  # LaTeX thousands: 1{,}234
+        (r",\\!\s*", ","),  # and 1,\! 234
         (r"\\[,!;: ]", ""),  # LaTeX thin spaces
         (r"\\(?:text|textbf|mathrm|mathbf|operatorname)\s*\{([^{}]*)\}", r" \1"),
         (r"\^\s*(?:\\circ|\{\s*\\circ\s*\})", ""),  # degrees
@@ -45,7 +46,9 @@ _CLEAN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 )
 # Beside the one number of an answer (standing at \0) only words and punctuation may remain: `\sqrt{2}`, `2x`, `2^k`
 # and `5 - y` hold one number each, and none of them is that number.
-_NOT_PLAIN = re.compile(r"[\\{}√π|<>]|[-+*/^]\s*\0|\0\s*[-+*/^]\s*\S|[A-Za-z_]\0|\0 ?[A-Za-z](?![A-Za-z])")
+_NOT_PLAIN = re.compile(r"[\\{}√π|<>]|[-+*/^]\s*\0|\0\s*[-+*/^]\s*\S|[A-Za-z_]\0|\0_|\0 ?[A-Za-z](?![A-Za-z])")
+# `x = 0` and `17 + 25 = 42` state a value, `5x - 7y = 0` and `f(3) = 0` state something else.
+_EQUATION = re.compile(r"[A-Za-z]\s*[-+*/^(]|[-+*/^)]\s*[A-Za-z]|[0-9][A-Za-z]")
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
@@ -98,9 +101,10 @@ def _only_number(span: str) -> Fraction | None:
 
     Two numbers are no answer: `12 or 13` must not be paid for either.
     """
-    span = _clean(span).rpartition("=")[2].replace("$", " ").strip(" *_\t\n")
+    left, _, span = _clean(span).rpartition("=")
+    span = span.replace("$", " ").strip(" *_\t\n")
     matches = list(_NUMBER.finditer(span))
-    if len(matches) != 1:
+    if len(matches) != 1 or _EQUATION.search(left):
         return None
     match = matches[0]
     if _NOT_PLAIN.search(f"{span[: match.start()]}\0{span[match.end() :]}"):
@@ -139,7 +143,7 @@ def extract_number(text: str, extract: Extract = "last") -> Fraction | None:
     tail = found[-1]["tail"]
     if "\\boxed{" in tail:
         return extract_number(tail, "boxed")
-    return _only_number(re.split(r"[.!?;](?:\s|$)", tail, maxsplit=1)[0])
+    return _only_number(re.split(r"[.!?;](?:\s|$)", _clean(tail), maxsplit=1)[0])
 
 
 def gold_number(gold: Any) -> Fraction | None:
@@ -192,9 +196,7 @@ class NumberVerifier:
         self.unparsable_gold = 0
         self.__name__ = f"number_{extract}"
 
-    def __call__(
-        self, prompts: list[Completion], completions: list[Completion], **columns: Any
-    ) -> list[float | None]:
+    def __call__(self, prompts: list[Completion], completions: list[Completion], **columns: Any) -> list[float | None]:
         """One score per completion: 1.0, 0.0, or None where the row's own answer is no number.
 
         Args:

@@ -28,7 +28,7 @@ def _untagged(value: dict[str, Any]) -> Any:
     if value.keys() == {"__tuple__"}:
         return tuple(value["__tuple__"])
     if value.keys() == {"__items__"}:
-        return {key: item for key, item in value["__items__"]}
+        return dict(value["__items__"])
     return value
 
 
@@ -61,9 +61,7 @@ class ReasoningGymVerifier:
         self.column = column
         self.__name__ = task_name
 
-    def __call__(
-        self, prompts: list[Completion], completions: list[Completion], **columns: Any
-    ) -> list[float]:
+    def __call__(self, prompts: list[Completion], completions: list[Completion], **columns: Any) -> list[float]:
         """One score per completion, in 0..1; 1.0 means right.
 
         Args:
@@ -78,8 +76,6 @@ class ReasoningGymVerifier:
         entries = column_of(columns, self.column, len(completions), self.__name__)
         for completion, entry in zip(completions, entries, strict=True):
             answer = final_answer(completion_text(completion))
-            score = float(
-                self._dataset.score_answer(answer=answer, entry=json.loads(entry, object_hook=_untagged))
-            )
+            score = float(self._dataset.score_answer(answer=answer, entry=json.loads(entry, object_hook=_untagged)))
             scores.append(score if self.graded else float(score == 1.0))
         return scores

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-Completion = str | Sequence[dict[str, Any]]
+Completion = str | list[dict[str, Any]]
 """One prompt or completion as TRL passes it: plain text, or messages `[{"role": ..., "content": ...}, ...]`."""
 
 
@@ -20,7 +20,7 @@ def message_text(message: dict[str, Any]) -> str:
         return ""
     if isinstance(content, str):
         return content
-    if isinstance(content, Sequence):
+    if isinstance(content, list):
         return "".join(part.get("text") or "" for part in content if part.get("type") == "text")
     raise TypeError(f"message content must be text or a list of parts, not {type(content).__name__}")
 
@@ -33,7 +33,7 @@ def completion_text(completion: Completion) -> str:
     """
     if isinstance(completion, str):
         return completion
-    if not isinstance(completion, Sequence):
+    if not isinstance(completion, list):
         raise TypeError(f"a completion must be text or a list of messages, not {type(completion).__name__}")
     for message in reversed(completion):
         if message.get("role") == "assistant":

@@ -103,6 +103,8 @@ def test_first_and_last(text: str, first: Fraction | int | None, last: Fraction 
         ("\\frac{1}{2}", Fraction(1, 2)),
         ("-\\tfrac{1}{2}", Fraction(-1, 2)),
         ("1{,}234", 1234),
+        ("11,\\! 111,\\!100", 11_111_100),
+        ("she has 16 - 3 = 13 eggs", 13),
         ("42\\text{ apples}", 42),
         ("12 apples", 12),
         ("12kg", 12),
@@ -121,6 +123,9 @@ def test_first_and_last(text: str, first: Fraction | int | None, last: Fraction 
         ("5 - y", None),
         ("2\\pi", None),
         ("> 2", None),
+        ("52_8", None),
+        ("5x - 7y + 4 = 0", None),
+        ("f(3) = 0", None),
         ("forty-two", None),
     ],
 )
@@ -201,7 +206,11 @@ def test_no_answer_scores_zero_and_broken_gold_abstains():
 
 def test_messages_are_judged_by_the_last_assistant_turn():
     completions = [
-        [{"role": "assistant", "content": "41"}, {"role": "tool", "content": "9"}, {"role": "assistant", "content": "42"}],
+        [
+            {"role": "assistant", "content": "41"},
+            {"role": "tool", "content": "9"},
+            {"role": "assistant", "content": "42"},
+        ],
         [{"role": "assistant", "content": [{"type": "text", "text": "4"}, {"type": "text", "text": "2"}]}],
         [{"role": "assistant", "content": None}],
         [],
@@ -229,8 +238,19 @@ def test_errors_name_the_column():
 
 @pytest.mark.parametrize("extract", ["last", "first", "boxed", "hash", "answer_line", "whole"])
 def test_hostile_lengths_are_quick(extract):
-    hostile = ["9" * 200_000, "1," * 100_000, "\\boxed{" * 30_000, "1/" * 100_000, "-" * 200_000, "\\frac1" * 30_000,
-               "answer " * 30_000, "answer" + " " * 100_000, "#### " * 30_000, "1 " * 100_000, "\\text{" * 30_000]
+    hostile = [
+        "9" * 200_000,
+        "1," * 100_000,
+        "\\boxed{" * 30_000,
+        "1/" * 100_000,
+        "-" * 200_000,
+        "\\frac1" * 30_000,
+        "answer " * 30_000,
+        "answer" + " " * 100_000,
+        "#### " * 30_000,
+        "1 " * 100_000,
+        "\\text{" * 30_000,
+    ]
     start = time.perf_counter()
     for text in hostile:
         extract_number(text, extract)

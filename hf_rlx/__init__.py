@@ -1,0 +1,52 @@
+"""hf_rlx: reinforcement learning for language models on one small GPU, a free notebook, or a CPU.
+
+Public names load on first use: `import hf_rlx` is quick and needs neither TRL nor bitsandbytes.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Group": "hf_rlx.types",
+    "Rollout": "hf_rlx.types",
+    "Completion": "hf_rlx.types",
+    "TokenScores": "hf_rlx.types",
+    "SharedModel": "hf_rlx.models.shared",
+    "four_bit_config": "hf_rlx.models.loading",
+    "load_causal_lm": "hf_rlx.models.loading",
+    "load_tokenizer": "hf_rlx.models.loading",
+    "Generator": "hf_rlx.rollout.generate",
+    "SamplingParams": "hf_rlx.rollout.sampling",
+    "RewardScorer": "hf_rlx.rollout.scoring",
+    "RewardError": "hf_rlx.rollout.reward_models",
+    "GRPOConfig": "hf_rlx.trainers.grpo",
+    "GRPOTrainer": "hf_rlx.trainers.grpo",
+    "DIFFERS_FROM_TRL": "hf_rlx.trainers.differences",
+}
+
+__all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from hf_rlx.models.loading import four_bit_config, load_causal_lm, load_tokenizer
+    from hf_rlx.models.shared import SharedModel
+    from hf_rlx.rollout.generate import Generator
+    from hf_rlx.rollout.reward_models import RewardError
+    from hf_rlx.rollout.sampling import SamplingParams
+    from hf_rlx.rollout.scoring import RewardScorer
+    from hf_rlx.trainers.differences import DIFFERS_FROM_TRL
+    from hf_rlx.trainers.grpo import GRPOConfig, GRPOTrainer
+    from hf_rlx.types import Completion, Group, Rollout, TokenScores
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'hf_rlx' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,34 @@
+"""What a dataset must look like, checked before anything is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_LIKELY = ("question", "query", "instruction", "input", "text", "messages", "problem")
+
+
+def check_prompts(dataset: Any, name: str) -> None:
+    """Refuse a prompt dataset that could not be trained on.
+
+    Args:
+        dataset: a map-style dataset, or None (nothing to check).
+        name: of the argument, for messages.
+
+    Raises:
+        ValueError: no `prompt` column (the message has the columns found and the rename), an empty dataset, or a
+            streaming one.
+    """
+    if dataset is None:
+        return
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise ValueError(f"{name} is a streaming dataset; load it whole, or take its first rows into a Dataset")
+    if len(dataset) == 0:
+        raise ValueError(f"{name} is empty")
+    columns = list(getattr(dataset, "column_names", None) or dataset[0])
+    if "prompt" in columns:
+        return
+    likely = next((c for c in _LIKELY if c in columns), columns[0] if columns else "question")
+    raise ValueError(
+        f"{name} has no column `prompt`; it has {columns}. If `{likely}` is the prompt: "
+        f'dataset = dataset.rename_column("{likely}", "prompt")'
+    )

@@ -1,0 +1,92 @@
+"""Prompts to the text and the token ids that a model sees."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+
+class EncodedPrompt(NamedTuple):
+    """text: what the model reads, template applied. ids: its token ids. conversational: whether it was messages."""
+
+    text: str
+    ids: list[int]
+    conversational: bool
+
+
+def is_conversational(prompt: Any) -> bool:
+    """Whether a prompt is a list of messages with `role` and `content`."""
+    return (
+        isinstance(prompt, list)
+        and len(prompt) > 0
+        and all(isinstance(m, dict) and "role" in m and "content" in m for m in prompt)
+    )
+
+
+def encode_prompt(
+    prompt: Any, tokenizer: PreTrainedTokenizerBase, chat_template_kwargs: dict[str, Any] | None = None
+) -> EncodedPrompt:
+    """Tokenize one prompt for generation.
+
+    Plain text gets the tokenizer's own special tokens. Messages go through the chat template, with the generation
+    prompt added, or continued where the last message is the assistant's (a prefilled answer).
+
+    Args:
+        prompt: text, or messages.
+        tokenizer: of the policy.
+        chat_template_kwargs: further arguments of the template.
+
+    Raises:
+        ValueError: neither text nor messages; messages without a chat template; a prompt without tokens.
+    """
+    if isinstance(prompt, str):
+        text = prompt
+        ids = list(tokenizer(text)["input_ids"])
+    elif is_conversational(prompt):
+        if tokenizer.chat_template is None:
+            raise ValueError(
+                "the prompts are messages but the tokenizer has no chat template; set tokenizer.chat_template, or "
+                "give prompts as plain text"
+            )
+        prefilled = prompt[-1]["role"] == "assistant"
+        text = tokenizer.apply_chat_template(
+            prompt,
+            tokenize=False,
+            add_generation_prompt=not prefilled,
+            continue_final_message=prefilled,
+            **(chat_template_kwargs or {}),
+        )
+        # The template writes the special tokens itself.
+        ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    else:
+        raise ValueError(
+            f"a prompt must be text or a list of messages with `role` and `content`, got {type(prompt).__name__}: "
+            f"{str(prompt)[:80]!r}"
+        )
+    if not ids:
+        raise ValueError(f"the prompt {text[:80]!r} has no tokens")
+    return EncodedPrompt(text, ids, not isinstance(prompt, str))
+
+
+def char_to_token(tokenizer: PreTrainedTokenizerBase, token_ids: list[int], char_ends: list[int]) -> list[int]:
+    """Index of the token in which each character position of the decoded text ends.
+
+    Steps are marked by character: step markers tokenise differently in context, so searching for a marker's ids
+    finds nothing (OpenRLHF#683). The text is decoded prefix by prefix, which is right for every tokenizer.
+
+    Args:
+        tokenizer: that decodes `token_ids`.
+        token_ids: n ids of one response.
+        char_ends: positions after the last character of each step, in the text decoded without special tokens.
+
+    Returns:
+        token indices in [0, n), one per entry.
+    """
+    if not token_ids:
+        return []
+    lengths = [len(tokenizer.decode(token_ids[: i + 1], skip_special_tokens=True)) for i in range(len(token_ids))]
+    result = []
+    for end in char_ends:
+        result.append(next((i for i, length in enumerate(lengths) if length >= end), len(token_ids) - 1))
+    return result

@@ -1,0 +1,145 @@
+"""Sampling and scoring together: a finished group goes to the scorers while others still generate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from hf_rlx.data.tokenize import EncodedPrompt, encode_prompt
+from hf_rlx.rollout.generate import OnGroup, OnStep
+from hf_rlx.rollout.sampling import SamplingParams
+from hf_rlx.rollout.scoring import RewardScorer, ScoreRequest, ScoreResult
+from hf_rlx.types import Completion, Rollout
+
+
+class Sampler(Protocol):
+    """What samples completions: the built-in `Generator` or `VllmGenerator`."""
+
+    def generate(
+        self,
+        prompt_ids: Sequence[list[int]],
+        num_generations: int,
+        params: SamplingParams,
+        on_group: OnGroup | None = None,
+        on_step: OnStep | None = None,
+    ) -> list[list[Completion]]:
+        """Sample K completions for every prompt."""
+
+
+@dataclass
+class Collected:
+    """Rollouts with their rewards, and what collecting them cost.
+
+    rollouts: P of them, in the order of the rows. scores: what the scorers said, rows in the same order.
+    generation_seconds, waiting_seconds: time spent generating, and then waiting for scorers that were not done.
+    tokens: sampled.
+    """
+
+    rollouts: list[Rollout]
+    scores: ScoreResult
+    generation_seconds: float
+    waiting_seconds: float
+    tokens: int
+
+
+def collect(
+    rows: Sequence[dict[str, Any]],
+    sampler: Sampler,
+    scorer: RewardScorer,
+    tokenizer: PreTrainedTokenizerBase,
+    params: SamplingParams,
+    num_generations: int,
+    *,
+    chat_template_kwargs: dict[str, Any] | None = None,
+    max_prompt_tokens: int | None = None,
+    progress: bool = False,
+    description: str = "rollout",
+) -> Collected:
+    """Sample `num_generations` completions for every dataset row and score them meanwhile.
+
+    Args:
+        rows: dataset rows; `prompt` is text or messages, every other column goes to the reward functions.
+        sampler, scorer, tokenizer, params: the parts.
+        chat_template_kwargs: for the template; a row's own `chat_template_kwargs` column wins.
+        max_prompt_tokens: refuse longer prompts.
+        progress: show a bar (completions done, tokens a second).
+
+    Raises:
+        ValueError: a prompt is malformed or longer than `max_prompt_tokens`.
+        RewardError: from the reward functions, see `RewardScorer`.
+    """
+    shared_kwargs = chat_template_kwargs or {}
+    prompts = [
+        encode_prompt(row["prompt"], tokenizer, {**shared_kwargs, **(row.get("chat_template_kwargs") or {})})
+        for row in rows
+    ]
+    for prompt in prompts:
+        if max_prompt_tokens is not None and len(prompt.ids) > max_prompt_tokens:
+            raise ValueError(
+                f"a prompt of {len(prompt.ids)} tokens leaves no room for {params.max_completion_length} new ones in "
+                f"the model's context; shorten it or lower max_completion_length: {prompt.text[:80]!r}..."
+            )
+    submitted: list[int] = []
+    start = time.perf_counter()
+    with tqdm(
+        total=len(rows) * num_generations, desc=description, unit="completion", leave=False, disable=not progress
+    ) as bar:
+        tokens = 0
+
+        def on_step(sampled: int) -> None:
+            nonlocal tokens
+            tokens += sampled
+            bar.set_postfix_str(f"{tokens / (time.perf_counter() - start):.0f} tokens/s", refresh=False)
+            bar.update(0)
+
+        def on_group(index: int, completions: list[Completion]) -> None:
+            submitted.append(index)
+            scorer.submit(_request(rows[index], prompts[index], completions))
+            bar.update(len(completions))
+
+        sampled = sampler.generate([p.ids for p in prompts], num_generations, params, on_group, on_step)
+        generated = time.perf_counter()
+        bar.set_postfix_str("waiting for rewards")
+        scores = _in_order(scorer.gather(), submitted, num_generations)
+    finished = time.perf_counter()
+    rollouts = []
+    for index, (row, prompt, completions) in enumerate(zip(rows, prompts, sampled, strict=True)):
+        span = slice(index * num_generations, (index + 1) * num_generations)
+        rollouts.append(
+            Rollout(
+                prompt=row["prompt"],
+                prompt_text=prompt.text,
+                prompt_ids=prompt.ids,
+                completions=completions,
+                columns={k: v for k, v in row.items() if k != "prompt"},
+                rewards=scores.rewards[span],
+                total=scores.total[span],
+            )
+        )
+    return Collected(rollouts, scores, generated - start, finished - generated, tokens)
+
+
+def _request(row: dict[str, Any], prompt: EncodedPrompt, completions: list[Completion]) -> ScoreRequest:
+    texts: list[Any] = [c.text for c in completions]
+    if prompt.conversational:
+        texts = [[{"role": "assistant", "content": text}] for text in texts]
+    columns = {k: v for k, v in row.items() if k not in ("prompt", "completion", "completion_ids")}
+    return ScoreRequest(row["prompt"], texts, [c.token_ids for c in completions], columns)
+
+
+def _in_order(scores: ScoreResult, submitted: list[int], num_generations: int) -> ScoreResult:
+    """Groups were submitted as they finished; put their rows back into prompt order."""
+    place = {prompt: position for position, prompt in enumerate(submitted)}
+    order = [place[prompt] * num_generations + k for prompt in range(len(submitted)) for k in range(num_generations)]
+    return ScoreResult(
+        rewards=scores.rewards[order],
+        total=scores.total[order],
+        names=scores.names,
+        extra={name: [values[i] for i in order] for name, values in scores.extra.items()},
+        metrics=scores.metrics,
+    )

@@ -1,0 +1,242 @@
+"""The built-in generator: every prompt prefilled once, K rows decoded from it, finished rows leave the batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from hf_rlx.models.shared import SharedModel
+from hf_rlx.rollout.cache import as_index, new_cache, repeats_rows
+from hf_rlx.rollout.sampling import SamplingParams, sample_step, uniforms
+from hf_rlx.types import Completion
+
+OnGroup = Callable[[int, list[Completion]], None]
+OnStep = Callable[[int], None]
+
+# Compacting copies the cache, so rows leave in batches: when at least an eighth of them is done.
+_COMPACT_SHARE = 0.125
+
+
+def eos_token_ids(model: SharedModel, tokenizer: PreTrainedTokenizerBase, extra: Iterable[int] = ()) -> frozenset[int]:
+    """Union of every end-of-sequence id that model, generation configuration and tokenizer name.
+
+    Chat models often end a turn with another token than the text's EOS; taking one source only makes every
+    completion run to the limit.
+    """
+    found: set[int] = set(extra)
+    config = model.config.get_text_config()
+    for value in (getattr(model.generation_config, "eos_token_id", None), getattr(config, "eos_token_id", None)):
+        found.update([value] if isinstance(value, int) else value or [])
+    if tokenizer.eos_token_id is not None:
+        found.add(tokenizer.eos_token_id)
+    return frozenset(found)
+
+
+@dataclass
+class _Row:
+    """A completion that is being written."""
+
+    prompt: int
+    slot: int
+    completion: Completion = field(default_factory=lambda: Completion([], [], False))
+
+
+class Generator:
+    """Samples K completions per prompt with the weights of a `SharedModel`'s policy.
+
+    Args:
+        model: the policy; adapters run in place, the base is never merged.
+        tokenizer: decodes completions and stop strings.
+        max_rows: completions that decode side by side at most; more prompts wait for their turn.
+        extra_eos: further token ids that end a completion.
+    """
+
+    def __init__(
+        self,
+        model: SharedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        max_rows: int = 64,
+        extra_eos: Iterable[int] = (),
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.max_rows = max_rows
+        self.eos = eos_token_ids(model, tokenizer, extra_eos)
+        self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompt_ids: Sequence[list[int]],
+        num_generations: int,
+        params: SamplingParams,
+        on_group: OnGroup | None = None,
+        on_step: OnStep | None = None,
+    ) -> list[list[Completion]]:
+        """Sample `num_generations` completions for every prompt.
+
+        Args:
+            prompt_ids: P token id lists, none empty.
+            num_generations: K.
+            params: sampling settings, seed included.
+            on_group: called with (prompt index, its K completions) as soon as all K are done, while other
+                prompts still decode: reward functions start there.
+            on_step: called after every decoding step with the number of tokens sampled in it.
+
+        Returns:
+            P lists of K completions.
+
+        Raises:
+            ValueError: an empty prompt.
+        """
+        for index, ids in enumerate(prompt_ids):
+            if not ids:
+                raise ValueError(f"prompt {index} has no tokens; give it a BOS token or some text")
+        done: list[list[Completion]] = [[] for _ in prompt_ids]
+        # Prompts of like length share a batch: less padding in the prefill and in every later step.
+        order = sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
+        per_batch = max(1, self.max_rows // num_generations)
+        with self.model.rollout_mode():
+            for start in range(0, len(order), per_batch):
+                self._run(
+                    order[start : start + per_batch], prompt_ids, num_generations, params, done, on_group, on_step
+                )
+        return done
+
+    def _run(
+        self,
+        members: list[int],
+        prompt_ids: Sequence[list[int]],
+        num_generations: int,
+        params: SamplingParams,
+        done: list[list[Completion]],
+        on_group: OnGroup | None,
+        on_step: OnStep | None,
+    ) -> None:
+        """Prefill one batch of prompts and decode all its rows to the end."""
+        rows = [_Row(prompt, slot) for prompt in members for slot in range(num_generations)]
+        open_rows = dict.fromkeys(members, num_generations)
+        randomness = torch.cat(
+            [uniforms(params.seed, i, num_generations, params.max_completion_length) for i in members]
+        )
+        state = _Decoding(self, [prompt_ids[i] for i in members], num_generations, params)
+        active = list(range(len(rows)))  # rows in the batch, in its order; finished ones stay until compaction
+        finished: set[int] = set()
+        for step in range(params.max_completion_length):
+            tokens, logps = sample_step(state.logits, randomness[active, step], params, state.seen)
+            token_list, logp_list = tokens.tolist(), logps.tolist()
+            sampled = 0
+            for position, row_number in enumerate(active):
+                if row_number in finished:
+                    continue
+                sampled += 1
+                completion = rows[row_number].completion
+                completion.token_ids.append(token_list[position])
+                completion.logps.append(logp_list[position])
+                completion.finished = self._ends(completion, params)
+                if completion.finished or len(completion.token_ids) == params.max_completion_length:
+                    finished.add(row_number)
+                    self._close(rows, row_number, open_rows, done, on_group)
+            if on_step is not None:
+                on_step(sampled)
+            if len(finished) == len(rows):
+                return
+            keep = [p for p, r in enumerate(active) if r not in finished]
+            if len(keep) <= len(active) * (1 - _COMPACT_SHARE) and state.can_drop_rows:
+                state.keep_rows(keep)
+                active = [active[p] for p in keep]
+                tokens = tokens[as_index(keep, tokens.device)]
+            state.advance(tokens)
+
+    def _ends(self, completion: Completion, params: SamplingParams) -> bool:
+        if completion.token_ids[-1] in self.eos:
+            return True
+        if not params.stop_strings:
+            return False
+        text = self.tokenizer.decode(completion.token_ids, skip_special_tokens=False)
+        return any(stop in text for stop in params.stop_strings)
+
+    def _close(
+        self,
+        rows: list[_Row],
+        row_number: int,
+        open_rows: dict[int, int],
+        done: list[list[Completion]],
+        on_group: OnGroup | None,
+    ) -> None:
+        """A row has ended: decode its text; when it was its prompt's last one, hand the group on."""
+        row = rows[row_number]
+        row.completion.text = self.tokenizer.decode(row.completion.token_ids, skip_special_tokens=True)
+        open_rows[row.prompt] -= 1
+        if open_rows[row.prompt] == 0:
+            done[row.prompt] = [r.completion for r in rows if r.prompt == row.prompt]
+            if on_group is not None:
+                on_group(row.prompt, done[row.prompt])
+
+
+class _Decoding:
+    """The tensors of a running batch: cache, attention mask, positions, next logits."""
+
+    def __init__(
+        self, owner: Generator, prompts: list[list[int]], num_generations: int, params: SamplingParams
+    ) -> None:
+        self.lm = owner.model.causal_lm
+        device = owner.model.device
+        longest = max(len(ids) for ids in prompts)
+        ids = torch.full((len(prompts), longest), owner.pad, dtype=torch.long)
+        mask = torch.zeros(len(prompts), longest, dtype=torch.long)
+        for index, prompt in enumerate(prompts):
+            ids[index, longest - len(prompt) :] = torch.tensor(prompt)
+            mask[index, longest - len(prompt) :] = 1
+        ids, mask = ids.to(device), mask.to(device)
+        self.cache: Any = new_cache(self.lm.config)
+        # transformers is renaming `past_key_values`; models that follow take `cache`.
+        takes = inspect.signature(self.lm.forward).parameters
+        self.cache_argument = "cache" if "cache" in takes else "past_key_values"
+        self.can_drop_rows = repeats_rows(self.cache)
+        if not self.can_drop_rows:  # recurrent state: the K rows are prefilled one by one
+            ids, mask = ids.repeat_interleave(num_generations, 0), mask.repeat_interleave(num_generations, 0)
+        # Explicit positions: absolute-position models read padding as positions otherwise.
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        logits = self._forward(ids, mask, positions)
+        if self.can_drop_rows:
+            self.cache.batch_repeat_interleave(num_generations)
+            logits, mask = logits.repeat_interleave(num_generations, 0), mask.repeat_interleave(num_generations, 0)
+            ids, positions = ids.repeat_interleave(num_generations, 0), positions.repeat_interleave(num_generations, 0)
+        self.logits, self.mask, self.position = logits, mask, positions[:, -1:]
+        self.seen: Tensor | None = None
+        if params.repetition_penalty != 1:
+            self.seen = torch.zeros(logits.shape, dtype=torch.bool, device=device)
+            self.seen.scatter_(1, ids, mask.bool())
+            # Padding scatters False and may erase a True of the same id: set the real ones again.
+            for row, (row_ids, row_mask) in enumerate(zip(ids, mask, strict=True)):
+                self.seen[row, row_ids[row_mask.bool()]] = True
+
+    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+        cache: dict[str, Any] = {self.cache_argument: self.cache}
+        output = self.lm(
+            input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1, **cache
+        )
+        return output.logits[:, -1]
+
+    def keep_rows(self, keep: list[int]) -> None:
+        """Drop all rows but those at `keep`."""
+        index = as_index(keep, self.mask.device)
+        self.cache.batch_select_indices(index)
+        self.mask, self.position = self.mask[index], self.position[index]
+        self.logits = self.logits[index]
+        self.seen = None if self.seen is None else self.seen[index]
+
+    def advance(self, tokens: Tensor) -> None:
+        """Feed one token per row and compute the next logits."""
+        if self.seen is not None:
+            self.seen.scatter_(1, tokens[:, None], True)
+        self.mask = torch.cat([self.mask, self.mask.new_ones(len(tokens), 1)], dim=1)
+        self.position = self.position + 1
+        self.logits = self._forward(tokens[:, None], self.mask, self.position)

@@ -1,0 +1,225 @@
+"""What every trainer inherits: the shared model, checks at construction, saving, logging."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftConfig, PeftModel
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
+
+from hf_rlx.models import storage
+from hf_rlx.models.dropout import disable_dropout
+from hf_rlx.models.loading import load_causal_lm, load_tokenizer
+from hf_rlx.models.packing import split_by_tokens
+from hf_rlx.models.roles import POLICY
+from hf_rlx.models.shared import SharedModel
+from hf_rlx.trainers.config import BaseConfig
+from hf_rlx.trainers.metrics import MetricStore
+from hf_rlx.types import Group
+
+logger = logging.getLogger(__name__)
+
+ARGS_FILE = "training_args.json"
+_SECRETS = ("token", "password", "secret", "api_key")
+
+
+def as_shared_model(
+    model: str | PreTrainedModel | PeftModel | SharedModel,
+    args: BaseConfig,
+    quantization_config: Any = None,
+    peft_config: PeftConfig | None = None,
+) -> SharedModel:
+    """Whatever the user passed as `model`, as a `SharedModel`.
+
+    Raises:
+        ValueError: arguments that contradict each other; the message names the one to drop.
+    """
+    if isinstance(model, str | os.PathLike):
+        kwargs = {"trust_remote_code": True} if args.trust_remote_code else {}
+        return SharedModel.from_pretrained(
+            model,
+            peft_config=peft_config,
+            quantization_config=quantization_config,
+            packing=args.packing,
+            **kwargs,
+            **(args.model_init_kwargs or {}),
+        )
+    if quantization_config is not None:
+        raise ValueError("quantization_config works with a model name; a model in memory has been loaded")
+    if args.model_init_kwargs:
+        raise ValueError("model_init_kwargs works with a model name; a model in memory has been made already")
+    if isinstance(model, SharedModel):
+        if peft_config is not None:
+            raise ValueError("both a SharedModel and a peft_config were given; drop peft_config")
+        return model
+    return SharedModel.build(model, peft_config, packing=args.packing)
+
+
+class BaseTrainer(Trainer):
+    """`transformers.Trainer` around a `SharedModel`.
+
+    Args:
+        model: Hub id, folder, `"tiny"`, `"smollm2"`, `PreTrainedModel`, `PeftModel` or `SharedModel`.
+        args: the configuration.
+        processing_class: the tokenizer; found by the model's name when omitted.
+        quantization_config: e.g. `hf_rlx.four_bit_config()`, for a model given by name.
+        peft_config: a fresh policy adapter.
+        kwargs: for `transformers.Trainer`.
+
+    Raises:
+        ValueError: nothing is trainable; a quantised model without an adapter; several GPUs without a launcher.
+    """
+
+    method = "rl"
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel | PeftModel | SharedModel,
+        args: BaseConfig,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        quantization_config: Any = None,
+        peft_config: PeftConfig | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if args.n_gpu > 1:
+            raise ValueError(
+                f"{args.n_gpu} GPUs are visible without a launcher, and DataParallel breaks generation and adapters; "
+                "set CUDA_VISIBLE_DEVICES=0 before torch is imported, or start with `accelerate launch`"
+            )
+        # The seed comes before the adapter's random initialisation (trl#6688).
+        torch.manual_seed(args.seed)
+        shared = as_shared_model(model, args, quantization_config, peft_config)
+        if processing_class is None:
+            processing_class = _tokenizer_of(model, shared)
+        if args.disable_dropout:
+            disable_dropout(shared)
+        self.prepare_roles(shared, args)
+        _check_trainable(shared)
+        self.metrics = {"train": MetricStore(), "eval": MetricStore()}
+        super().__init__(
+            model=shared,
+            args=args,
+            processing_class=processing_class,
+            # Rows are dictionaries of the dataset's columns, handed on as they are.
+            data_collator=_rows,
+            **kwargs,
+        )
+        # Losses are normalised over the whole optimizer step already.
+        self.model_accepts_loss_kwargs = True
+
+    @property
+    def shared(self) -> SharedModel:
+        """The model with its roles, without wrappers for several processes."""
+        return self.accelerator.unwrap_model(self.model)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The policy's tokenizer."""
+        return self.processing_class
+
+    @property
+    def mode(self) -> str:
+        """`"train"` or `"eval"`: where metrics go."""
+        return "eval" if getattr(self, "_evaluating", False) else "train"
+
+    def prepare_roles(self, shared: SharedModel, args: BaseConfig) -> None:
+        """Hook: add the roles that the algorithm needs; called before the optimizer exists."""
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The Trainer's optimizer, and a check that it holds every trainable parameter (trl#6700)."""
+        optimizer = super().create_optimizer(model)
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        missing = [n for n, p in self.shared.named_parameters() if p.requires_grad and id(p) not in held]
+        if missing:
+            raise ValueError(
+                f"the optimizer misses {len(missing)} trainable parameters, e.g. {missing[0]}; build it after the "
+                "trainer, or pass optimizers=(None, None)"
+            )
+        return optimizer
+
+    def reference_logps(self, groups: list[Group], role: str, temperature: float) -> Tensor:
+        """(B, R) log-probs of `groups` in `role`, without gradient, a few rows at a time."""
+        parts = []
+        with torch.no_grad(), self.shared.as_role(role), self.compute_loss_context_manager():
+            for row in split_by_tokens(groups, self.args.max_tokens_per_forward):
+                parts.append(self.shared(row, temperature=temperature).per_token_logps)
+        return pad_columns(parts)
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Not counted: the work of a step is not a function of its input batch."""
+        return 0
+
+    # Saving and logging.
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the metrics gathered since the last log."""
+        evaluating = any(key.startswith("eval_") for key in logs)
+        if not evaluating and "train_runtime" not in logs:
+            logs = {**logs, **self.metrics["train"].flush()}
+        super().log(logs, start_time)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Model roles, tokenizer and the configuration as JSON. No pickle, no token (the stock
+        `training_args.bin` holds `hub_token` in clear)."""
+        if not self.args.should_save:
+            return
+        folder = Path(output_dir or self.args.output_dir)
+        self.shared.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        staged = folder / f".{ARGS_FILE}"
+        staged.write_text(json.dumps(public_args(self.args), indent=2) + "\n", encoding="utf-8")
+        os.replace(staged, folder / ARGS_FILE)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Put the weights of a checkpoint back into the roles that this trainer has."""
+        storage.load_into(self.shared, Path(resume_from_checkpoint))
+
+    def _load_best_model(self) -> None:
+        if self.state.best_model_checkpoint is not None:
+            storage.load_into(self.shared, Path(self.state.best_model_checkpoint))
+
+
+def public_args(args: BaseConfig) -> dict[str, Any]:
+    """The configuration as plain JSON values, secrets left out."""
+    plain = args.to_dict()
+    return {k: v for k, v in plain.items() if not any(k == s or k.endswith(f"_{s}") for s in _SECRETS)}
+
+
+def pad_columns(parts: list[Tensor]) -> Tensor:
+    """Stack (B_i, R_i) tensors to (sum B_i, max R_i), zeros on the right."""
+    longest = max(part.shape[1] for part in parts)
+    return torch.cat([nn.functional.pad(part, (0, longest - part.shape[1])) for part in parts])
+
+
+def _rows(features: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return features
+
+
+def _tokenizer_of(model: Any, shared: SharedModel) -> PreTrainedTokenizerBase:
+    name = str(model) if isinstance(model, str | os.PathLike) else shared.config.name_or_path
+    if not name:
+        raise ValueError("the model was made in memory: no name to find its tokenizer by; pass processing_class=")
+    return load_tokenizer(name)
+
+
+def _check_trainable(shared: SharedModel) -> None:
+    """Refuse a run in which nothing would change although loss and gradient norm look alive (trl#6700)."""
+    if shared.quantization_method is not None and not isinstance(shared.model, PeftModel):
+        raise ValueError("a quantised model needs an adapter to train; pass peft_config=LoraConfig(...)")
+    if shared.trainable_parameters(POLICY):
+        return
+    if isinstance(shared.model, PeftModel):
+        raise ValueError(
+            f"no parameter is trainable: the adapter {shared.roles[POLICY].adapter!r} was loaded frozen; load it with "
+            "PeftModel.from_pretrained(..., is_trainable=True)"
+        )
+    raise ValueError("no parameter is trainable: set requires_grad on the model, or pass peft_config=LoraConfig(...)")
+
+
+__all__ = ["BaseTrainer", "as_shared_model", "load_causal_lm", "pad_columns", "public_args"]

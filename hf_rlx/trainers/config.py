@@ -1,0 +1,101 @@
+"""What every configuration shares: TRL's defaults, strict names, and a precision that the device has."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from transformers import TrainingArguments
+
+from hf_rlx.models.loading import mixed_precision_for
+
+# Fields that older TRL versions had, and what to write instead.
+REMOVED_FIELDS = {
+    "max_prompt_length": "filter long prompts out of the dataset; prompts are never cut",
+    "max_new_tokens": "max_completion_length",
+    "response_length": "max_completion_length",
+    "num_sample_generations": "log_completions",
+    "use_liger_loss": "nothing: log-probs are computed in chunks anyway",
+    "use_liger_kernel_loss": "nothing: log-probs are computed in chunks anyway",
+    "warmup_ratio": "warmup_steps (a float below 1 is a share)",
+    "logging_dir": "the environment variable TENSORBOARD_LOGGING_DIR",
+}
+C = TypeVar("C", bound=type)
+
+
+def strict(cls: C) -> C:
+    """Class decorator of a configuration: an unknown field names the nearest known one or its replacement.
+
+    Raises (from the constructor):
+        TypeError: an unknown or removed field.
+    """
+    original = cls.__init__
+    known = {f.name for f in dataclasses.fields(cls) if f.init}
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name in known:
+                continue
+            if name in REMOVED_FIELDS:
+                raise TypeError(f"{cls.__name__} has no field `{name}` any more; use {REMOVED_FIELDS[name]}")
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean `{near[0]}`?" if near else ""
+            raise TypeError(f"{cls.__name__} has no field `{name}`{hint}")
+        original(self, *args, **kwargs)
+
+    cls.__init__ = init  # type: ignore[misc]
+    return cls
+
+
+def described(default: Any, text: str) -> Any:
+    """A field with its one help text, for readers and for `--help` alike."""
+    if isinstance(default, (list, dict, set)):
+        return field(default_factory=lambda: default, metadata={"help": text})
+    return field(default=default, metadata={"help": text})
+
+
+@strict
+@dataclass
+class BaseConfig(TrainingArguments):
+    """Fields of every trainer, on top of `transformers.TrainingArguments`.
+
+    Precision: `bf16` and `fp16` left alone are chosen from the device: bf16 from compute capability 8.0 on, fp16
+    on older GPUs, float32 on CPU.
+    """
+
+    logging_steps: float = described(10, "Log every so many optimizer steps.")
+    bf16: bool | None = described(None, "bfloat16 autocast; None: if the device has it.")
+    fp16: bool | None = described(None, "float16 autocast; None: on GPUs without bfloat16.")
+    gradient_checkpointing: bool | None = described(
+        None, "Recompute activations in the backward; None: on GPUs only, where memory is short."
+    )
+    logging_nan_inf_filter: bool = described(False, "False: a NaN loss is logged as NaN, not as 0.")
+    model_init_kwargs: dict[str, Any] | None = described(None, "For `from_pretrained` when the model is a name.")
+    trust_remote_code: bool = described(False, "Run code that a Hub repository carries.")
+    disable_dropout: bool = described(True, "Dropout off, so that old, new and reference log-probs are one function.")
+    packing: bool = described(True, "Forward each prompt once for all its responses where the model allows it.")
+    max_tokens_per_forward: int | None = described(
+        8192, "Tokens of one forward without gradient (old and reference log-probs, scores)."
+    )
+
+    def __post_init__(self) -> None:
+        device = torch.device("cuda" if torch.cuda.is_available() and not self.use_cpu else "cpu")
+        precision = mixed_precision_for(device)
+        if self.bf16 is None and self.fp16 is None:
+            self.bf16, self.fp16 = precision == "bf16", precision == "fp16"
+        self.bf16, self.fp16 = bool(self.bf16), bool(self.fp16)
+        if self.bf16 and device.type == "cuda" and precision != "bf16":
+            raise ValueError("bf16=True, but this GPU has no bfloat16 (compute capability below 8.0); use fp16=True")
+        if self.activation_checkpointing is None:
+            wanted = device.type == "cuda" if self.gradient_checkpointing is None else self.gradient_checkpointing
+            self.activation_checkpointing = bool(wanted)
+        # transformers warns about the old name on every run; the new field carries the choice.
+        self.gradient_checkpointing = None
+        if isinstance(self.model_init_kwargs, str):
+            raise ValueError("model_init_kwargs must be a dictionary")
+        super().__post_init__()

@@ -1,0 +1,56 @@
+"""DAPO's dynamic sampling: groups without a signal make room for fresh prompts (2503.14476 section 3.2)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from hf_rlx.rollout.collect import Collected
+
+if TYPE_CHECKING:
+    from hf_rlx.trainers.online import OnlineTrainer
+
+
+def has_signal(total: torch.Tensor) -> bool:
+    """Whether a group's (K,) rewards differ: at least two scorable ones, compared by max - min with a tolerance.
+    Never by `std == 0`: eight equal rewards of 0.1 have a float32 deviation of 7e-9."""
+    scored = total[~torch.isnan(total)]
+    if scored.numel() < 2:
+        return False
+    spread = (scored.max() - scored.min()).item()
+    return spread > 1e-6 * max(1.0, scored.abs().max().item())
+
+
+def replace_flat_groups(trainer: OnlineTrainer, collected: Collected) -> Collected:
+    """Sample fresh prompts for groups without signal, at most `dynamic_sampling_rounds` times.
+
+    Groups that are still flat after the last round stay, and leave loss and denominators like any flat group.
+    """
+    rollouts = list(collected.rollouts)
+    generation, waiting, tokens = collected.generation_seconds, collected.waiting_seconds, collected.tokens
+    metrics = trainer.metrics["train"]
+    metrics.add("dynamic_sampling/first_round_flat", sum(not has_signal(r.total) for r in rollouts) / len(rollouts))
+    rounds = 0
+    for rounds in range(1, trainer.args.dynamic_sampling_rounds + 1):
+        flat = [i for i, r in enumerate(rollouts) if not has_signal(r.total)]
+        if not flat:
+            rounds -= 1
+            break
+        fresh = trainer.rollout(_fresh_rows(trainer, len(flat), rounds), rounds)
+        for index, rollout in zip(flat, fresh.rollouts, strict=True):
+            if has_signal(rollout.total):
+                rollouts[index] = rollout
+        generation += fresh.generation_seconds
+        waiting += fresh.waiting_seconds
+        tokens += fresh.tokens
+    metrics.add("dynamic_sampling/rounds", rounds)
+    return Collected(rollouts, collected.scores, generation, waiting, tokens)
+
+
+def _fresh_rows(trainer: OnlineTrainer, count: int, round_index: int) -> list[dict]:
+    """Prompts drawn by step, process and round, so that a resumed run draws the same."""
+    seed = (trainer.args.seed * 1009 + trainer.state.global_step) * 64 + trainer.accelerator.process_index
+    generator = torch.Generator().manual_seed(seed * 16 + round_index)
+    picks = torch.randint(len(trainer.train_dataset), (count,), generator=generator).tolist()
+    return [trainer.train_dataset[i] for i in picks]

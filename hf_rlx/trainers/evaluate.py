@@ -1,0 +1,105 @@
+"""Evaluation of an online trainer: sample held-out prompts, score them, report with intervals."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.utils import gather_object
+
+from hf_rlx.functional import wilson_interval
+from hf_rlx.rollout.collect import Collected, collect
+from hf_rlx.trainers.metrics import MetricStore
+from hf_rlx.trainers.observe import record_lengths, record_rewards
+
+if TYPE_CHECKING:
+    from hf_rlx.trainers.online import OnlineTrainer
+
+
+def evaluate_rollouts(trainer: OnlineTrainer, eval_dataset: Any, prefix: str) -> dict[str, float]:
+    """Sample every prompt of the evaluation set and score it.
+
+    One greedy completion a prompt by default. Nothing of it touches the random state of training.
+
+    Returns:
+        `<prefix>_reward`, `<prefix>_rewards/<function>/mean`, lengths, and for every reward function that only
+        returned 0 and 1: `<prefix>_accuracy/<function>` with `_low` and `_high` (95 % Wilson interval) and `_n`.
+
+    Raises:
+        ValueError: there is no evaluation dataset.
+    """
+    dataset = trainer.eval_dataset if eval_dataset is None else eval_dataset
+    if dataset is None:
+        raise ValueError("evaluate() needs an eval_dataset, here or in the constructor")
+    if isinstance(dataset, dict):
+        parts = [evaluate_rollouts(trainer, part, f"{prefix}_{name}") for name, part in dataset.items()]
+        return {name: value for part in parts for name, value in part.items()}
+    start = time.perf_counter()
+    collected = _collect_share(trainer, dataset)
+    store = MetricStore()
+    for part in collected:
+        record_rewards(store, part.rollouts, part.scores.names, part.scores.metrics)
+        record_lengths(store, part.rollouts)
+        trainer.tables.add("eval", trainer.state.global_step, part.rollouts, part.scores)
+    metrics = store.flush()
+    metrics |= _accuracies(collected, trainer)
+    seconds = time.perf_counter() - start
+    metrics |= {"runtime": seconds, "samples_per_second": len(dataset) / seconds}
+    metrics = {f"{prefix}_{name}": value for name, value in metrics.items()}
+    if trainer.is_world_process_zero():
+        trainer.tables.write("eval", trainer.state.global_step)
+    trainer.log(dict(metrics))
+    trainer.control = trainer.callback_handler.on_evaluate(trainer.args, trainer.state, trainer.control, metrics)
+    return metrics
+
+
+def _collect_share(trainer: OnlineTrainer, dataset: Any) -> list[Collected]:
+    """This process's share of the evaluation rows, in batches."""
+    args = trainer.args
+    per_prompt = args.num_generations_eval or 1
+    temperature = args.eval_temperature
+    if temperature is None:
+        temperature = 0.0 if per_prompt == 1 else args.temperature
+    indices = range(args.process_index, len(dataset), args.world_size)
+    batch = max(1, args.max_rollout_rows // per_prompt)
+    collected = []
+    for start in range(0, len(indices), batch):
+        with trainer.compute_loss_context_manager():
+            collected.append(
+                collect(
+                    [dataset[i] for i in indices[start : start + batch]],
+                    trainer.sampler,
+                    trainer.scorer,
+                    trainer.tokenizer,
+                    args.sampling_params(seed=start, temperature=temperature),
+                    per_prompt,
+                    chat_template_kwargs=args.chat_template_kwargs,
+                    max_prompt_tokens=trainer.room_for_prompt(),
+                    progress=not args.disable_tqdm and trainer.is_world_process_zero(),
+                    description=f"evaluation {start}/{len(indices)}",
+                )
+            )
+    return collected
+
+
+def _accuracies(collected: list[Collected], trainer: OnlineTrainer) -> dict[str, float]:
+    """Share of right answers of every reward function that says right or wrong only, over all processes."""
+    names = trainer.scorer.names
+    local = torch.cat([part.scores.rewards for part in collected]) if collected else torch.zeros(0, len(names))
+    rows = gather_object([local.tolist()]) if trainer.args.world_size > 1 else [local.tolist()]
+    rewards = torch.tensor([row for part in rows for row in part]).reshape(-1, len(names))
+    metrics: dict[str, float] = {}
+    for index, name in enumerate(names):
+        values = rewards[:, index][~torch.isnan(rewards[:, index])]
+        if not values.numel() or not torch.isin(values, torch.tensor([0.0, 1.0])).all():
+            continue
+        right, total = int(values.sum()), values.numel()
+        low, high = wilson_interval(right, total)
+        metrics |= {
+            f"accuracy/{name}": right / total,
+            f"accuracy/{name}_low": low,
+            f"accuracy/{name}_high": high,
+            f"accuracy/{name}_n": float(total),
+        }
+    return metrics

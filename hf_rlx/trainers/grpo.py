@@ -1,0 +1,386 @@
+"""GRPO and its relatives (Shao et al. 2024, 2402.03300; DAPO 2503.14476; Dr. GRPO 2503.20783; GSPO 2507.18071; RLOO).
+
+How this departs from the paper and from TRL 1.16 (reasons in `hf_rlx.trainers.differences`):
+- groups whose rewards are all equal, and completions without a reward, leave the loss *and* its denominators;
+- denominators are counted over the whole optimizer step and all processes, so no split changes the gradient;
+- log-ratios are clamped to +-20 before the exponential; dropout is off in every log-prob pass;
+- old log-probs are the trainer's own, under the weights that sampled.
+
+The variants are three switches, not classes: advantage (`scale_rewards`), ratio (`importance_sampling_level`) and
+averaging (`loss_type`); `GRPOConfig.preset(name)` sets a published recipe in one word.
+
+| metric | unit | what it is |
+|---|---|---|
+| loss, policy_loss, kl_loss | - | the objective and its parts, kl_loss with beta in it |
+| reward, reward_std | reward | mean of the total; standard deviation within a group |
+| rewards/<f>/mean, /std, /abstained, /errors | reward, count | each function by itself |
+| frac_reward_zero_std | share | groups without a signal |
+| groups/kept_fraction, advantages/abs_mean | share, - | what is left to learn from |
+| kl, kl/k1_token, kl/k1_sequence, kl/k3_sequence | nats | to the reference: k3 and k1, a token and a sequence |
+| kl/max_log_ratio | nats | largest log-ratio to the reference |
+| beta, entropy | -, nats | weight of the KL; mean entropy of the sampling distribution |
+| clip_ratio/low_mean, high_mean, low_min, high_max, region_mean | share | tokens whose gradient the clip cut |
+| completions/mean_length, ..., clipped_ratio | tokens, share | lengths; completions that the limit cut |
+| sampling/sampling_logp_difference/mean, /max | nats | sampler against trainer at the same weights |
+| rollout/tokens_per_second, update/tokens_per_second | 1/s | throughput |
+| time/<stage> | share | where the time went |
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from hf_rlx.functional import (
+    aggregate,
+    grpo_advantages,
+    grpo_loss,
+    kl_estimators,
+    normalizer_count,
+    rloo_advantages,
+)
+from hf_rlx.models.roles import POLICY, REFERENCE
+from hf_rlx.trainers.config import described, strict
+from hf_rlx.trainers.observe import record_update
+from hf_rlx.trainers.online import OnlineTrainer
+from hf_rlx.trainers.online_config import OnlineConfig
+from hf_rlx.trainers.steps import StepReward, score_steps, token_advantages
+from hf_rlx.trainers.windows import MiniBatch
+from hf_rlx.types import Rollout
+
+logger = logging.getLogger(__name__)
+
+AGGREGATION = {"grpo": "completion_mean", "dapo": "token_mean", "bnpo": "token_mean", "dr_grpo": "constant"}
+_ELSEWHERE = "use trl.GRPOTrainer for it; hf_rlx verifiers work there as reward_funcs"
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "dapo": {"loss_type": "dapo", "epsilon_high": 0.28, "beta": 0.0, "dynamic_sampling": True},
+    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none", "beta": 0.0},
+    "gspo": {"importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4, "beta": 0.0},
+    "rloo": {
+        "scale_rewards": "leave_one_out",
+        "importance_sampling_level": "sequence_sum",
+        "beta": 0.05,
+        "kl_in_reward": True,
+        "keep_zero_variance": True,
+    },
+    "trl": {
+        "loss_type": "dapo",
+        "beta": 0.0,
+        "scale_ddof": 1,
+        "advantage_eps": 1e-4,
+        "keep_zero_variance": True,
+        "use_bias_correction_kl": True,
+        "disable_dropout": False,
+        "vllm_importance_sampling_mode": "sequence_mask",
+        "vllm_importance_sampling_clip_max": 3.0,
+    },
+}
+
+
+@strict
+@dataclass
+class GRPOConfig(OnlineConfig):
+    """Configuration of `GRPOTrainer`, under TRL 1.16's names. The defaults are the paper's recipe."""
+
+    loss_type: str = described(
+        "grpo", 'Averaging: "grpo" per completion, "dapo"/"bnpo" per token, "dr_grpo" constant.'
+    )
+    scale_rewards: str = described(
+        "group", 'Advantage: "group", "batch" (group mean, batch std), "none" (no std), "leave_one_out" (RLOO).'
+    )
+    scale_ddof: int = described(0, "0: population standard deviation (the paper's), 1: sample (TRL's).")
+    advantage_eps: float = described(1e-6, "Added to the standard deviation.")
+    keep_zero_variance: bool = described(False, "Keep groups without signal in the denominators and under the KL.")
+    importance_sampling_level: str = described("token", 'Ratio: "token", "sequence" (GSPO) or "sequence_sum" (RLOO).')
+    epsilon: float = described(0.2, "Lower clip; the upper one too unless epsilon_high is set.")
+    epsilon_high: float | None = described(None, "Upper clip (DAPO's clip-higher: 0.28).")
+    delta: float | None = described(None, "Upper bound of the unclipped ratio (two-sided clipping).")
+    kl_estimator: str = described("k3", 'KL in the loss: "k2" or "k3".')
+    use_bias_correction_kl: bool = described(False, "Multiply k3 by the ratio: its gradient is then the reverse KL's.")
+    kl_in_reward: bool = described(False, "Subtract beta x summed k1 from the reward instead of adding a loss term.")
+    entropy_coef: float = described(0.0, "Bonus on the mean entropy of the kept tokens.")
+    multi_objective_aggregation: str = described(
+        "sum_then_normalize", 'Or "normalize_then_sum": each reward function normalised within its group first.'
+    )
+    # Fields of TRL that are not carried: any other value than the default is refused.
+    router_aux_loss_coef: float | None = described(None, "Not carried.")
+    cast_lm_head_to_fp32: bool = described(False, "Not carried: log-sum-exp is float32 anyway.")
+    ds3_gather_for_generation: bool = described(True, "Not carried: DeepSpeed ZeRO-3.")
+    sapo_temperature_neg: float = described(1.05, "Not carried.")
+    sapo_temperature_pos: float = described(1.0, "Not carried.")
+    vespo_k_pos: float = described(2.0, "Not carried.")
+    vespo_lambda_pos: float = described(3.0, "Not carried.")
+    vespo_k_neg: float = described(3.0, "Not carried.")
+    vespo_lambda_neg: float = described(2.0, "Not carried.")
+    top_entropy_quantile: float = described(1.0, "Not carried.")
+    use_adaptive_entropy: bool = described(False, "Not carried.")
+    entropy_coef_min: float = described(0.0, "Not carried.")
+    entropy_coef_max: float = described(1.0, "Not carried.")
+    entropy_coef_delta: float = described(0.005, "Not carried.")
+    entropy_target: float = described(0.2, "Not carried.")
+    max_tool_calling_iterations: int | None = described(None, "Not carried.")
+    off_policy_mask_threshold: float | None = described(None, "Not carried.")
+    log_multimodal: bool = described(True, "Not carried.")
+    use_transformers_continuous_batching: bool = described(False, "Not carried.")
+    transformers_continuous_batching_config: dict[str, Any] | None = described(None, "Not carried.")
+    use_transformers_paged: bool = described(False, "Not carried.")
+    vllm_importance_sampling_cap: float | None = described(None, "Not carried: vllm_importance_sampling_clip_max.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, spec in type(self).__dataclass_fields__.items():
+            if spec.metadata.get("help", "").startswith("Not carried") and getattr(self, name) != spec.default:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not carried by hf_rlx; {_ELSEWHERE}")
+        if isinstance(self.scale_rewards, bool):
+            self.scale_rewards = "group" if self.scale_rewards else "none"
+        allowed = {
+            "loss_type": tuple(AGGREGATION),
+            "scale_rewards": ("group", "batch", "none", "leave_one_out"),
+            "scale_ddof": (0, 1),
+            "importance_sampling_level": ("token", "sequence", "sequence_sum"),
+            "kl_estimator": ("k2", "k3"),
+            "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+        }
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise ValueError(
+                    f"{name} must be one of {values}, got {getattr(self, name)!r}; for others {_ELSEWHERE}"
+                )
+        if self.importance_sampling_level != "token" and self.loss_type != "grpo":
+            raise ValueError(
+                f"importance_sampling_level={self.importance_sampling_level!r} has one ratio a completion: "
+                f"loss_type={self.loss_type!r} would weigh completions by their length; use loss_type='grpo'"
+            )
+
+    @classmethod
+    def preset(cls, name: str, **fields: Any) -> GRPOConfig:
+        """A published recipe, with `fields` on top: "grpo", "dapo", "dr_grpo", "gspo", "rloo", or "trl" (1.16's
+        defaults). GSPO's paper makes four optimizer steps a rollout: set `steps_per_generation` to four times
+        `gradient_accumulation_steps` for that.
+
+        Raises:
+            ValueError: no such recipe.
+        """
+        if name not in PRESETS:
+            raise ValueError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
+        recipe = dict(PRESETS[name])
+        if name == "dapo":  # DAPO: the last fifth of the allowed length
+            recipe["soft_overlong_cache"] = int(fields.get("max_completion_length", 512)) // 5
+        return cls(**{**recipe, **fields})
+
+    @property
+    def recipe(self) -> str:
+        """One line that says which variant is on."""
+        std = {"group": "group", "batch": "batch", "none": "no", "leave_one_out": "no"}[self.scale_rewards]
+        kind = "population" if self.scale_ddof == 0 else "sample"
+        baseline = "leave-one-out" if self.scale_rewards == "leave_one_out" else "group mean"
+        kl = "none"
+        if self.beta > 0:
+            ratio = "ratio * " if self.use_bias_correction_kl else ""
+            kl = f"beta {self.beta} " + (
+                "k1 in the reward" if self.kl_in_reward else f"{ratio}{self.kl_estimator} in the loss"
+            )
+        return (
+            f"GRPO: advantage {baseline}, {std} std"
+            + (f" ({kind})" if std != "no" else "")
+            + f"; ratio per {self.importance_sampling_level}, clip {self.epsilon}/{self.clip_high}"
+            + f"; averaging {AGGREGATION[self.loss_type]}; KL {kl}"
+        )
+
+    @property
+    def clip_high(self) -> float:
+        """The upper clip."""
+        return self.epsilon if self.epsilon_high is None else self.epsilon_high
+
+
+class GRPOTrainer(OnlineTrainer):
+    """Group relative policy optimization with any Python reward, LoRA or full weights, on one device or several.
+
+    Args:
+        model, reward_funcs, args, train_dataset, eval_dataset, processing_class, reward_processing_classes,
+            callbacks, optimizers, quantization_config, peft_config: TRL's, see `OnlineTrainer`.
+        tools, rollout_func, environment_factory: not carried; refused.
+        step_reward_funcs: functions like `reward_funcs` that return, per completion, a list of
+            (end of the step in characters, reward); their advantages reach the tokens up to each step's end
+            (process supervision, DeepSeekMath section 4.1.3).
+
+    Example:
+        >>> trainer = GRPOTrainer("tiny", NumberVerifier("whole"), GRPOConfig("runs/x"), train_dataset=task.train)
+        >>> trainer.train()
+    """
+
+    args: GRPOConfig
+    method = "grpo"
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: GRPOConfig | None = None,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | dict[str, Dataset] | None = None,
+        processing_class: Any = None,
+        reward_processing_classes: Any = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        quantization_config: Any = None,
+        peft_config: Any = None,
+        tools: Any = None,
+        rollout_func: Any = None,
+        environment_factory: Any = None,
+        step_reward_funcs: list[StepReward] | None = None,
+    ) -> None:
+        for name, value in (
+            ("tools", tools),
+            ("rollout_func", rollout_func),
+            ("environment_factory", environment_factory),
+        ):
+            if value:
+                raise ValueError(f"{name} is not carried by hf_rlx; {_ELSEWHERE}")
+        if reward_funcs is None:
+            raise ValueError("reward_funcs is missing: a function (prompts, completions, **columns) -> list of floats")
+        self.step_reward_funcs = step_reward_funcs or []
+        super().__init__(
+            model,
+            reward_funcs,
+            GRPOConfig("grpo_output") if args is None else args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            reward_processing_classes=reward_processing_classes,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            quantization_config=quantization_config,
+            peft_config=peft_config,
+        )
+
+    def compute_advantages(self, rollouts: list[Rollout]) -> None:
+        """Compare each completion with its group; set `advantages` and `keep`."""
+        args = self.args
+        total = torch.stack([r.total for r in rollouts]).double()
+        if args.multi_objective_aggregation == "normalize_then_sum":
+            total = self._normalised_sum(rollouts)
+        if args.scale_rewards == "leave_one_out":
+            result = rloo_advantages(total, keep_zero_variance=args.keep_zero_variance)
+        else:
+            std = {
+                ("group", 0): "population",
+                ("group", 1): "sample",
+                ("batch", 0): "batch",
+                ("batch", 1): "batch_sample",
+            }
+            kind = std.get((args.scale_rewards, args.scale_ddof), "none")
+            result = grpo_advantages(total, kind, args.advantage_eps, args.keep_zero_variance)
+        keep = result.keep
+        steps = [score_steps(f, rollouts) for f in self.step_reward_funcs]
+        for index, rollout in enumerate(rollouts):
+            rollout.advantages, rollout.keep = result.advantages[index].float(), keep[index].clone()
+            if steps:
+                extra = token_advantages([s[index] for s in steps], rollout, self.tokenizer, args.advantage_eps)
+                rollout.advantages = rollout.advantages[:, None] + extra
+                rollout.keep |= (extra != 0).any(dim=1)
+            finished = torch.tensor([c.finished for c in rollout.completions])
+            if args.mask_truncated_completions:
+                rollout.keep &= finished
+        store = self.metrics["train"]
+        store.add("groups/kept_fraction", sum(float(bool(r.keep.any())) for r in rollouts) / len(rollouts))
+        store.add("advantages/abs_mean", torch.cat([r.advantages.abs().flatten() for r in rollouts]).mean())
+
+    def _normalised_sum(self, rollouts: list[Rollout]) -> Tensor:
+        """(P, K) weighted sum of rewards that were each normalised within their group (GDPO, 2601.05242)."""
+        rewards = torch.stack([r.rewards for r in rollouts]).double()
+        std = "population" if self.args.scale_ddof == 0 else "sample"
+        parts = [
+            grpo_advantages(rewards[:, :, f], std, self.args.advantage_eps).advantages for f in range(rewards.shape[2])
+        ]
+        scored = ~torch.isnan(rewards).all(dim=2)
+        total = (torch.stack(parts, dim=2) * self.scorer.weights).sum(dim=2)
+        return torch.where(scored, total, torch.nan)
+
+    def shape_rewards(self, rollouts: list[Rollout]) -> None:
+        """Overlong penalty, and the KL where it belongs to the reward (InstructGPT, 2203.02155 eq. 2)."""
+        super().shape_rewards(rollouts)
+        if not (self.args.kl_in_reward and self.args.beta > 0):
+            return
+        groups = [r.group() for r in rollouts]
+        with self.metrics["train"].stage("reference"):
+            policy = self.reference_logps(groups, POLICY, self.args.temperature)
+            reference = self.reference_logps(groups, REFERENCE, self.args.temperature)
+        lengths = torch.tensor([len(c.token_ids) for r in rollouts for c in r.completions], device=policy.device)
+        mask = torch.arange(policy.shape[1], device=policy.device)[None] < lengths[:, None]
+        kl = kl_estimators(policy, reference, mask)
+        store = self.metrics["train"]
+        store.add("kl", kl.k3_mean, int(mask.sum()))
+        store.add("kl/k1_sequence", kl.k1_sequence.mean(), len(mask))
+        self.note_kl(kl.k1_sequence)
+        for rollout, spent in zip(
+            rollouts, kl.k1_sequence.cpu().split([len(r.completions) for r in rollouts]), strict=True
+        ):
+            rollout.total = rollout.total - self.kl_controller.coef * spent
+
+    def needs_reference_in_loss(self) -> bool:
+        """The KL is in the loss unless it is in the reward."""
+        return self.args.beta > 0 and not self.args.kl_in_reward
+
+    def loss_count(self, mask: Tensor, rows: int) -> Tensor:
+        """Completions, tokens, or (constant averaging) all rows, dropped ones included."""
+        aggregation = AGGREGATION[self.args.loss_type]
+        return torch.tensor(rows) if aggregation == "constant" else normalizer_count(mask, aggregation).cpu()
+
+    def minibatch_loss(self, model: nn.Module, batch: MiniBatch) -> Tensor:
+        """DeepSeekMath eq. 3 with the configured switches, as a share of the optimizer step's loss."""
+        args, store = self.args, self.metrics["train"]
+        start = time.perf_counter()
+        want_entropy = {"want_entropy": True, "entropy_grad": args.entropy_coef != 0}
+        if not batch.groups:
+            return model(self.dummy_groups(), temperature=args.temperature, **want_entropy).per_token_logps.sum() * 0
+        scores = model(batch.groups, temperature=args.temperature, **want_entropy)
+        out = grpo_loss(
+            scores.per_token_logps,
+            batch.old_logps,
+            batch.advantages,
+            batch.mask,
+            ref_logps=batch.ref_logps,
+            is_weights=batch.is_weights,
+            beta=self.kl_controller.coef if batch.ref_logps is not None else 0.0,
+            kl="k3_ratio" if args.use_bias_correction_kl else args.kl_estimator,
+            aggregation=AGGREGATION[args.loss_type],
+            normalizer=batch.normalizer,
+            max_length=args.max_completion_length,
+            ratio_level=args.importance_sampling_level,
+            clip_low=args.epsilon,
+            clip_high=args.clip_high,
+            delta=args.delta,
+        )
+        loss = out.loss
+        if args.entropy_coef:
+            bonus = aggregate(
+                scores.entropies, batch.mask, AGGREGATION[args.loss_type], batch.normalizer, args.max_completion_length
+            )
+            loss = loss - args.entropy_coef * bonus
+        self._record(out, batch, scores)
+        tokens = int(batch.mask.sum())
+        store.add("update/tokens_per_second", tokens / max(time.perf_counter() - start, 1e-9), tokens)
+        return loss
+
+    def _record(self, out: Any, batch: MiniBatch, scores: Any) -> None:
+        store, tokens = self.metrics["train"], int(batch.mask.sum())
+        sequence_kl = record_update(store, batch, scores)
+        if sequence_kl is not None:
+            self.note_kl(sequence_kl)
+        store.add("policy_loss", out.policy_loss, reduce="sum")
+        store.add("kl_loss", out.kl_loss, reduce="sum")
+        for name, share in (("low", out.clip_low_fraction), ("high", out.clip_high_fraction)):
+            store.add(f"clip_ratio/{name}_mean", share, tokens)
+        store.add("clip_ratio/low_min", out.clip_low_fraction, reduce="min")
+        store.add("clip_ratio/high_max", out.clip_high_fraction, reduce="max")
+        store.add("clip_ratio/region_mean", out.clip_low_fraction + out.clip_high_fraction, tokens)

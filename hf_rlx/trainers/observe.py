@@ -1,0 +1,112 @@
+"""What a rollout and an update tell: metrics under TRL's names, and ours beside them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from hf_rlx.functional import kl_estimators, masked_mean
+from hf_rlx.rollout.collect import Collected
+from hf_rlx.trainers.dynamic_sampling import has_signal
+from hf_rlx.trainers.metrics import MetricStore
+from hf_rlx.types import Rollout, TokenScores
+
+if TYPE_CHECKING:
+    from hf_rlx.trainers.online import OnlineTrainer
+    from hf_rlx.trainers.windows import MiniBatch
+
+
+class UpdateBar:
+    """A bar over the micro-steps of a window, so that a long update is not silent."""
+
+    def __init__(self, disable: bool) -> None:
+        self.disable = disable
+        self._bar: tqdm | None = None
+
+    def start(self, total: int) -> None:
+        """A window of `total` micro-steps begins."""
+        if not self.disable and total > 1:
+            self._bar = tqdm(total=total, desc="update", unit="micro-step", leave=False)
+
+    def advance(self, done: bool) -> None:
+        """One micro-step is over; `done`: it was the last."""
+        if self._bar is not None:
+            self._bar.update(1)
+            if done:
+                self._bar.close()
+                self._bar = None
+
+
+def record_rollouts(trainer: OnlineTrainer, collected: Collected) -> int:
+    """Record what a rollout tells into the training metrics; returns tokens that went through it."""
+    store = trainer.metrics["train"]
+    rollouts = collected.rollouts
+    record_rewards(store, rollouts, collected.scores.names, collected.scores.metrics)
+    record_lengths(store, rollouts)
+    store.add_seconds("rollout", collected.generation_seconds)
+    store.add_seconds("rewards", collected.waiting_seconds)
+    store.add("rollout/tokens_per_second", collected.tokens / max(collected.generation_seconds, 1e-9))
+    trainer.tables.add("train", trainer.state.global_step, rollouts, collected.scores)
+    prompt_tokens = sum(len(r.prompt_ids) * len(r.completions) for r in rollouts)
+    return prompt_tokens + collected.tokens
+
+
+def record_rewards(store: MetricStore, rollouts: list[Rollout], names: list[str], extra: dict[str, float]) -> None:
+    """Every component by itself, the total, and the share of groups without a signal."""
+    rewards = torch.cat([r.rewards for r in rollouts])
+    for index, name in enumerate(names):
+        values = rewards[:, index][~torch.isnan(rewards[:, index])]
+        store.add(f"rewards/{name}/mean", values.mean() if values.numel() else float("nan"), values.numel())
+        store.add(f"rewards/{name}/std", values.std() if values.numel() > 1 else float("nan"), values.numel())
+    for name, value in extra.items():
+        store.add(name, value, reduce="sum" if name.rsplit("/", 1)[-1] in _COUNTS else "mean")
+    for rollout in rollouts:
+        total = rollout.total[~torch.isnan(rollout.total)]
+        if total.numel():
+            store.add("reward", total.mean(), total.numel())
+        if total.numel() > 1:
+            store.add("reward_std", total.std(), total.numel())
+        store.add("frac_reward_zero_std", float(not has_signal(rollout.total)))
+
+
+_COUNTS = ("abstained", "errors", "timeouts", "unscored")
+
+
+def record_lengths(store: MetricStore, rollouts: list[Rollout]) -> None:
+    """Lengths in tokens, of all completions and of those that ended by themselves; the truncated share."""
+    completions = [c for r in rollouts for c in r.completions]
+    lengths = torch.tensor([float(len(c.token_ids)) for c in completions])
+    ended = lengths[torch.tensor([c.finished for c in completions])]
+    for name, values in (("length", lengths), ("terminated_length", ended)):
+        if values.numel():
+            store.add(f"completions/mean_{name}", values.mean(), values.numel())
+            store.add(f"completions/min_{name}", values.min(), reduce="min")
+            store.add(f"completions/max_{name}", values.max(), reduce="max")
+    store.add("completions/clipped_ratio", 1 - ended.numel() / max(lengths.numel(), 1), lengths.numel())
+
+
+def record_update(store: MetricStore, batch: MiniBatch, scores: TokenScores) -> Tensor | None:
+    """Entropy, KL in every form, and the gap between sampler and trainer; returns summed k1 (B,) if there is a KL."""
+    tokens = int(batch.mask.sum())
+    if scores.entropies is not None:
+        store.add("entropy", masked_mean(scores.entropies.detach(), batch.mask), tokens)
+    logps = scores.per_token_logps.detach()
+    trainer_logps = batch.old_logps if batch.old_logps is not None else logps
+    known = batch.mask & ~torch.isnan(batch.sampler_logps)
+    gap = (trainer_logps - batch.sampler_logps)[known].abs()
+    if gap.numel():
+        store.add("sampling/sampling_logp_difference/mean", gap.mean(), gap.numel())
+        store.add("sampling/sampling_logp_difference/max", gap.max(), reduce="max")
+    if batch.ref_logps is None:
+        return None
+    kl = kl_estimators(logps, batch.ref_logps, batch.mask)
+    rows = len(batch.mask)
+    store.add("kl", kl.k3_mean, tokens)
+    store.add("kl/k1_token", kl.k1_mean, tokens)
+    store.add("kl/k1_sequence", kl.k1_sequence.mean(), rows)
+    store.add("kl/k3_sequence", kl.k3_sequence.mean(), rows)
+    store.add("kl/max_log_ratio", kl.k1.abs().max(), reduce="max")
+    return kl.k1_sequence

@@ -1,0 +1,331 @@
+"""The loop of every algorithm that learns from its own samples.
+
+    collect(rows):  sample     generate K completions a prompt; finished groups are scored meanwhile
+                    shape      overlong penalty, KL in the reward
+                    advantages the algorithm's own
+                    deal       kept completions to micro-steps, old and reference log-probs
+    update(batch):  one packed forward and backward per micro-step
+
+PPO and GRPO differ in `compute_advantages` and `minibatch_loss`. Groups stay whole on one process, so no baseline
+needs a gather.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import TrainerCallback
+
+from hf_rlx.data.formats import check_prompts
+from hf_rlx.functional import AdaptiveKLController, FixedKLController, importance_weights, soft_overlong
+from hf_rlx.models.roles import POLICY, REFERENCE
+from hf_rlx.models.shared import SharedModel
+from hf_rlx.rollout.collect import Collected, Sampler, collect
+from hf_rlx.rollout.generate import Generator
+from hf_rlx.rollout.scoring import RewardScorer
+from hf_rlx.trainers.base import BaseTrainer
+from hf_rlx.trainers.config import BaseConfig
+from hf_rlx.trainers.dynamic_sampling import replace_flat_groups
+from hf_rlx.trainers.evaluate import evaluate_rollouts
+from hf_rlx.trainers.observe import UpdateBar, record_rollouts
+from hf_rlx.trainers.online_config import OnlineConfig
+from hf_rlx.trainers.reference_sync import SyncReference
+from hf_rlx.trainers.tables import CompletionTables
+from hf_rlx.trainers.windows import MiniBatch, WindowLoader, WindowSampler, deal, row_of
+from hf_rlx.types import Group, Rollout
+
+logger = logging.getLogger(__name__)
+
+
+class OnlineTrainer(BaseTrainer):
+    """Collect, shape, compare, update. Subclasses say how advantages and the loss are computed.
+
+    Args:
+        model, args, processing_class, quantization_config, peft_config: see `BaseTrainer`.
+        reward_funcs: one or a list of: functions `(prompts, completions, **columns) -> list[float | None]`, async
+            functions, sequence classifiers, Hub ids, or "package.module:function".
+        train_dataset: rows with a `prompt` (text or messages) and columns for the reward functions.
+        eval_dataset: the same, or a dictionary of them.
+        reward_processing_classes: tokenizers of reward models.
+        callbacks, optimizers: as in `transformers.Trainer`.
+
+    Raises:
+        ValueError: see `BaseTrainer` and `RewardScorer`; a dataset without a `prompt` column or with too few rows.
+    """
+
+    args: OnlineConfig
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any,
+        args: OnlineConfig,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | dict[str, Dataset] | None = None,
+        processing_class: Any = None,
+        reward_processing_classes: Any = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        quantization_config: Any = None,
+        peft_config: Any = None,
+    ) -> None:
+        check_prompts(train_dataset, "train_dataset")
+        for name, dataset in (eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}).items():
+            check_prompts(dataset, f"eval_dataset {name}".strip())
+        super().__init__(
+            model,
+            args,
+            processing_class=processing_class,
+            quantization_config=quantization_config,
+            peft_config=peft_config,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            callbacks=callbacks,
+            optimizers=optimizers,
+        )
+        self.scorer = RewardScorer(
+            reward_funcs,
+            weights=args.reward_weights,
+            timeout=args.reward_timeout,
+            on_error=args.on_reward_error,
+            reward_processing_classes=reward_processing_classes,
+            trainer_state=self.state,
+        )
+        self.sampler = self.make_sampler()
+        self.kl_controller: AdaptiveKLController | FixedKLController = (
+            FixedKLController(args.beta)
+            if args.kl_target is None
+            else AdaptiveKLController(args.beta, args.kl_target, args.kl_horizon, args.generation_batch_size)
+        )
+        self._window: deque[MiniBatch] = deque()
+        self._kl_seen: list[Tensor] = []
+        self._num_tokens = 0
+        self._step_started = time.perf_counter()
+        self.tables = CompletionTables(
+            Path(args.output_dir) / "completions",
+            args.num_completions_to_print,
+            args.log_unique_prompts,
+            quiet=args.disable_tqdm,
+        )
+        self._bar = UpdateBar(disable=args.disable_tqdm or not self.is_world_process_zero())
+        if args.sync_ref_model:
+            self.add_callback(SyncReference(self.shared, args.ref_model_mixup_alpha, args.ref_model_sync_steps))
+
+    # The loop.
+
+    def training_step(self, model: nn.Module, inputs: list[dict[str, Any]], num_items_in_batch: Any = None) -> Tensor:
+        """One micro-step; the first of a window samples it. Returns this micro-step's share of the loss."""
+        model.train()
+        if not self._window:
+            self._window.extend(self.collect(inputs))
+            self._bar.start(len(self._window))
+        batch = self._window.popleft()
+        with self.metrics["train"].stage("update"), self.shared.as_role(POLICY):
+            loss = self.update(model, batch)
+        self._bar.advance(done=not self._window)
+        return loss
+
+    def collect(self, rows: list[dict[str, Any]]) -> list[MiniBatch]:
+        """Rollouts for `rows`, as the micro-batches of all passes over them."""
+        rollouts = self.sample(rows)
+        self.shape_rewards(rollouts)
+        self.compute_advantages(rollouts)
+        return self.minibatches(rollouts) * self.args.num_iterations
+
+    def update(self, model: nn.Module, batch: MiniBatch) -> Tensor:
+        """Forward and backward of one micro-batch, inside the policy's role."""
+        if not batch.groups and self.accelerator.num_processes == 1:
+            return torch.zeros((), device=self.args.device)
+        with self.compute_loss_context_manager():
+            loss = self.minibatch_loss(model, batch)
+        # The loss is a share of one sum over all processes; DDP averages gradients, hence the factor.
+        loss = loss * self.accelerator.num_processes
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+    def compute_advantages(self, rollouts: list[Rollout]) -> None:
+        """Set `advantages` and `keep` of every rollout from its `total`."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how advantages are computed")
+
+    def minibatch_loss(self, model: nn.Module, batch: MiniBatch) -> Tensor:
+        """The loss of one micro-batch: a scalar, already divided by the optimizer step's normalizer."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
+
+    def loss_count(self, mask: Tensor, rows: int) -> Tensor:
+        """What a micro-batch adds to the loss's denominator: kept `mask` (B, R), and the rows that it was dealt."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what its loss is divided by")
+
+    # The parts.
+
+    def make_sampler(self) -> Sampler:
+        """The built-in generator, or vLLM."""
+        if not self.args.use_vllm:
+            return Generator(self.shared, self.tokenizer, self.args.max_rollout_rows)
+        from hf_rlx.rollout.vllm import VllmGenerator
+
+        return VllmGenerator(
+            self.shared, self.tokenizer, self.accelerator, self.args.sampling_params(), self.args.vllm_options()
+        )
+
+    def prepare_roles(self, shared: SharedModel, args: BaseConfig) -> None:
+        """A reference, unless nothing is held near it."""
+        if args.beta > 0:
+            logger.info("reference: %s", shared.prepare_reference())
+
+    def sample(self, rows: list[dict[str, Any]]) -> list[Rollout]:
+        """Generate and score; with `dynamic_sampling`, replace groups without signal by fresh prompts."""
+        self._update_beta()
+        collected = self.rollout(rows, round_index=0)
+        if self.args.dynamic_sampling:
+            collected = replace_flat_groups(self, collected)
+        self._num_tokens += record_rollouts(self, collected)
+        return collected.rollouts
+
+    def rollout(self, rows: list[dict[str, Any]], round_index: int, **changes: Any) -> Collected:
+        """One rollout with the current weights; the seed follows from run seed, step, process and round."""
+        args = self.args
+        seed = ((args.seed * 1009 + self.state.global_step) * 64 + self.accelerator.process_index) * 16 + round_index
+        with self.compute_loss_context_manager():
+            return collect(
+                rows,
+                self.sampler,
+                self.scorer,
+                self.tokenizer,
+                args.sampling_params(seed=seed, **changes),
+                args.num_generations,
+                chat_template_kwargs=args.chat_template_kwargs,
+                max_prompt_tokens=self.room_for_prompt(),
+                progress=not args.disable_tqdm and self.is_world_process_zero(),
+            )
+
+    def shape_rewards(self, rollouts: list[Rollout]) -> None:
+        """Add what is not a reward function's business: DAPO's soft overlong penalty (2503.14476 eq. 13)."""
+        if self.args.soft_overlong_cache is None:
+            return
+        for rollout in rollouts:
+            lengths = torch.tensor([len(c.token_ids) for c in rollout.completions])
+            penalty = soft_overlong(lengths, self.args.max_completion_length, self.args.soft_overlong_cache)
+            rollout.total = rollout.total + penalty
+            self.metrics["train"].add("rewards/soft_overlong/mean", penalty.mean(), len(lengths))
+
+    def minibatches(self, rollouts: list[Rollout]) -> list[MiniBatch]:
+        """Deal kept completions to micro-steps; add old and reference log-probs and the normalizers."""
+        args = self.args
+        steps = args.optimizer_steps_per_window
+        off_policy = steps * args.num_iterations > 1
+        batches = []
+        for shares in deal(rollouts, steps, args.gradient_accumulation_steps):
+            rows = sum(len(r.completions) for r in rollouts) // steps // len(shares)
+            step = [self._minibatch(rollouts, share, rows, off_policy) for share in shares]
+            step[0].opens_step = True
+            count = sum(self.loss_count(b.mask, b.rows).float() for b in step).to(args.device)
+            normalizer = self.accelerator.reduce(count, "sum").clamp(min=1)
+            for batch in step:
+                batch.normalizer = normalizer
+            batches.extend(step)
+        return batches
+
+    def _minibatch(self, rollouts: Sequence[Rollout], share: list, rows: int, off_policy: bool) -> MiniBatch:
+        device = self.args.device
+        groups = [rollouts[p].group().select(ks) for p, ks in share]
+        if not groups:
+            empty = torch.zeros(0, 1, device=device)
+            return MiniBatch([], empty[:, 0], empty.bool(), empty, rows)
+        completions = [rollouts[p].completions[k] for p, ks in share for k in ks]
+        sampler_logps = nn.utils.rnn.pad_sequence([torch.tensor(c.logps) for c in completions], batch_first=True)
+        lengths = torch.tensor([len(c.token_ids) for c in completions])
+        mask = torch.arange(sampler_logps.shape[1])[None] < lengths[:, None]
+        advantages = torch.stack([row_of(rollouts[p].advantages, k, mask.shape[1]) for p, ks in share for k in ks])
+        batch = MiniBatch(groups, advantages.to(device), mask.to(device), sampler_logps.to(device), rows)
+        correct = self.args.use_vllm and self.args.vllm_importance_sampling_correction
+        if off_policy or correct:
+            with self.metrics["train"].stage("old_logps"):
+                batch.old_logps = self.reference_logps(groups, POLICY, self.args.temperature)
+        if correct:
+            weights = importance_weights(
+                batch.old_logps,
+                batch.sampler_logps,
+                batch.mask,
+                self.args.vllm_importance_sampling_mode,
+                self.args.vllm_importance_sampling_clip_max,
+                self.args.vllm_importance_sampling_clip_min,
+            )
+            batch.is_weights = weights.weights
+            self.metrics["train"].add_spread("sampling/importance_sampling_ratio", weights.weights[batch.mask])
+        if self.needs_reference_in_loss():
+            with self.metrics["train"].stage("reference"):
+                batch.ref_logps = self.reference_logps(groups, REFERENCE, self.args.temperature)
+        return batch
+
+    def room_for_prompt(self) -> int | None:
+        """Tokens that a prompt may have so that a whole completion fits the model's context; None: unlimited."""
+        context = getattr(self.shared.config.get_text_config(), "max_position_embeddings", None)
+        return None if context is None else context - self.args.max_completion_length
+
+    def needs_reference_in_loss(self) -> bool:
+        """Whether the loss itself has a KL term."""
+        return self.args.beta > 0
+
+    def dummy_groups(self) -> list[Group]:
+        """A smallest forward: every process must run a backward in a step that DDP synchronises."""
+        token = self.tokenizer.eos_token_id or 0
+        return [Group.from_lists([token], [[token]])]
+
+    def note_kl(self, sequence_kl: Tensor) -> None:
+        """Remember summed k1 (nats a sequence) for the adaptive controller."""
+        self._kl_seen.append(sequence_kl.detach())
+
+    def _update_beta(self) -> None:
+        """Move beta by the sequence KL seen since the last window, over all processes."""
+        if self.args.kl_target is None:
+            return
+        seen = torch.cat(self._kl_seen) if self._kl_seen else torch.zeros(0)
+        self._kl_seen = []
+        pair = torch.tensor([float(seen.sum()), float(seen.numel())], device=self.args.device)
+        total, count = self.accelerator.reduce(pair, "sum").tolist()
+        if count:
+            self.kl_controller.update(total / count, int(count))
+
+    # What the Trainer asks for.
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Prompts, window by window; not sharded by accelerate: the sampler gives each process its own."""
+        args = self.args
+        sampler = WindowSampler(
+            len(self.train_dataset),
+            args.prompts_per_window,
+            int(args.steps_per_generation or 1) * args.num_iterations,
+            args.data_seed if args.data_seed is not None else args.seed,
+            args.shuffle_dataset,
+            args.process_index,
+            args.world_size,
+        )
+        return WindowLoader(self.train_dataset, batch_sampler=sampler, collate_fn=self.data_collator)
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Sample and score `eval_dataset`; logs rewards, lengths, and accuracies with intervals."""
+        return evaluate_rollouts(self, eval_dataset, metric_key_prefix)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add throughput and the coefficient of the KL."""
+        if "loss" in logs:
+            now = time.perf_counter()
+            steps = max(self.state.global_step - getattr(self, "_logged_step", 0), 1)
+            logs["step_time"] = (now - self._step_started) / steps
+            self._step_started, self._logged_step = now, self.state.global_step
+            logs["num_tokens"] = self._num_tokens
+            logs["beta"] = self.kl_controller.coef
+            if self.args.log_completions and self.is_world_process_zero():
+                self.tables.write("train", self.state.global_step)
+        super().log(logs, start_time)

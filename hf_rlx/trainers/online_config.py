@@ -1,0 +1,174 @@
+"""Fields of every trainer that samples: generation, rewards, evaluation, vLLM. Names and defaults are TRL 1.16's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from hf_rlx.rollout.sampling import SamplingParams, from_generation_kwargs
+from hf_rlx.trainers.config import BaseConfig, described, strict
+
+
+@strict
+@dataclass
+class OnlineConfig(BaseConfig):
+    """Configuration of `OnlineTrainer`; see the help text of each field."""
+
+    learning_rate: float = described(1e-6, "Step size; for LoRA about ten times that of full weights, e.g. 1e-5.")
+    remove_unused_columns: bool = described(False, "Keep columns: reward functions read them.")
+    shuffle_dataset: bool = described(True, "Draw prompts in a random order.")
+    # Groups and windows.
+    num_generations: int = described(8, "K, completions a prompt.")
+    num_generations_eval: int | None = described(None, "Completions a prompt in evaluation; None: 1.")
+    generation_batch_size: int | None = described(
+        None,
+        "Completions of one rollout over all processes; None: per_device_train_batch_size x processes x "
+        "steps_per_generation.",
+    )
+    steps_per_generation: int | None = described(
+        None, "Micro-steps that one rollout serves; None: gradient_accumulation_steps (on-policy)."
+    )
+    num_iterations: int = described(1, "Passes over each rollout.")
+    max_rollout_rows: int = described(64, "Completions that decode side by side at most.")
+    # Sampling.
+    max_completion_length: int = described(512, "Tokens a completion, EOS included.")
+    temperature: float = described(1.0, "Sampling temperature; log-probs are taken at the same one.")
+    top_p: float = described(1.0, "Nucleus sampling; not corrected for in the loss, best left at 1.")
+    top_k: int = described(0, "Top-k sampling; not corrected for in the loss, best left at 0.")
+    min_p: float | None = described(None, "Drop tokens below this share of the most probable one.")
+    repetition_penalty: float = described(1.0, "Penalty on repeated tokens; not corrected for in the loss.")
+    stop_strings: list[str] | None = described(None, "A completion ends with the token that completes one of these.")
+    generation_kwargs: dict[str, Any] | None = described(None, "Sampling options that win over the fields here.")
+    chat_template_kwargs: dict[str, Any] | None = described(None, "Arguments of the chat template.")
+    cache_implementation: str | None = described(None, "Not used: the built-in generator has its own cache.")
+    pad_to_multiple_of: int | str | None = described("auto", "Not used: packed rows have no padding.")
+    eval_temperature: float | None = described(
+        None, "Temperature in evaluation; None: greedy for one completion a prompt, else the training temperature."
+    )
+    # Rewards.
+    reward_weights: list[float] | None = described(None, "Weight of each reward function; None: 1 each.")
+    reward_timeout: float | None = described(None, "Seconds that one call of a reward function may take.")
+    on_reward_error: str = described("raise", '"raise", or "skip": the completion abstains and is counted.')
+    mask_truncated_completions: bool = described(False, "Leave cut completions out of loss and denominators.")
+    soft_overlong_cache: int | None = described(
+        None, "DAPO's soft penalty: over the last so many tokens before the limit the reward falls by up to 1."
+    )
+    dynamic_sampling: bool = described(False, "Replace groups without signal by fresh prompts (DAPO).")
+    dynamic_sampling_rounds: int = described(3, "Rounds of replacement at most.")
+    # KL to the reference.
+    beta: float = described(0.04, "Weight of the KL to the reference; 0: no reference at all.")
+    kl_target: float | None = described(None, "Nats a sequence that an adaptive beta steers to (Ziegler et al. 2019).")
+    kl_horizon: float = described(10000.0, "Episodes over which a full error moves an adaptive beta by 20 %.")
+    sync_ref_model: bool = described(False, "Move the reference towards the policy every ref_model_sync_steps.")
+    ref_model_mixup_alpha: float = described(0.6, "Share of the policy in the moved reference.")
+    ref_model_sync_steps: int = described(512, "Optimizer steps between two moves of the reference.")
+    # Completions.
+    log_completions: bool = described(False, "A table of completions at every log, not only at evaluation.")
+    num_completions_to_print: int | None = described(None, "Rows of the printed table; None: 6.")
+    log_unique_prompts: bool = described(False, "One row a prompt in the table.")
+    log_completions_hub_repo: str | None = described(None, "Not carried: push the parquet files yourself.")
+    # vLLM, through TRL's client.
+    use_vllm: bool = described(False, "Sample with vLLM.")
+    vllm_mode: str = described("colocate", '"colocate" or "server".')
+    vllm_model_impl: str = described("vllm", "vLLM's model implementation.")
+    vllm_enable_sleep_mode: bool = described(False, "Let vLLM free its memory during updates.")
+    vllm_structured_outputs_regex: str | None = described(None, "Regular expression that completions must match.")
+    vllm_server_base_url: str | None = described(None, "Server address as one URL.")
+    vllm_server_host: str = described("0.0.0.0", "Server host.")
+    vllm_server_port: int = described(8000, "Server port.")
+    vllm_server_timeout: float = described(240.0, "Seconds to wait for the server.")
+    vllm_group_port: int = described(51216, "Port for weight updates.")
+    vllm_gpu_memory_utilization: float = described(0.3, "Share of GPU memory for a colocated engine.")
+    vllm_max_model_length: int | None = described(None, "Context length of the engine.")
+    vllm_tensor_parallel_size: int = described(1, "GPUs a model copy.")
+    vllm_importance_sampling_correction: bool = described(True, "Weight tokens by trainer / sampler probability.")
+    vllm_importance_sampling_mode: str = described(
+        "token_truncate", '"token_truncate", "token_mask", "sequence_truncate" or "sequence_mask".'
+    )
+    vllm_importance_sampling_clip_max: float | None = described(2.0, "Largest importance weight.")
+    vllm_importance_sampling_clip_min: float | None = described(None, "Smallest importance weight.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_generations < 2:
+            raise ValueError("num_generations must be at least 2: a group of one has no baseline to compare with")
+        accumulation = self.gradient_accumulation_steps
+        per_step = self.per_device_train_batch_size * self.world_size
+        if self.generation_batch_size is not None:
+            if self.steps_per_generation is not None:
+                raise ValueError("give generation_batch_size or steps_per_generation, not both")
+            if self.generation_batch_size % per_step:
+                raise ValueError(
+                    f"generation_batch_size ({self.generation_batch_size}) must be a multiple of "
+                    f"per_device_train_batch_size x processes ({per_step})"
+                )
+            self.steps_per_generation = self.generation_batch_size // per_step
+        steps = self.steps_per_generation or accumulation
+        if steps % accumulation and accumulation % steps:
+            raise ValueError(
+                f"steps_per_generation ({steps}) must be a multiple of gradient_accumulation_steps ({accumulation}) "
+                "or the other way round"
+            )
+        # Rollouts within one optimizer step use the same weights, so they are drawn together.
+        self.steps_per_generation = max(steps, accumulation)
+        self.generation_batch_size = per_step * self.steps_per_generation
+        local = self.per_device_train_batch_size * self.steps_per_generation
+        if local % self.num_generations:
+            raise ValueError(
+                f"each process samples per_device_train_batch_size x steps_per_generation = {local} completions: it "
+                f"must be a multiple of num_generations ({self.num_generations}); groups stay whole on one process"
+            )
+        if self.on_reward_error not in ("raise", "skip"):
+            raise ValueError(f'on_reward_error must be "raise" or "skip", got {self.on_reward_error!r}')
+        if self.beta < 0:
+            raise ValueError(f"beta must not be negative, got {self.beta}")
+        if self.kl_target is not None and self.beta == 0:
+            raise ValueError("kl_target needs a starting beta above 0")
+        if self.log_completions_hub_repo is not None:
+            raise ValueError("log_completions_hub_repo is not carried; push the folder `completions/` yourself")
+        self.sampling_params()  # refuses bad values now rather than at the first rollout
+
+    @property
+    def prompts_per_window(self) -> int:
+        """P, prompts that one process samples for in one rollout."""
+        return self.per_device_train_batch_size * int(self.steps_per_generation or 1) // self.num_generations
+
+    @property
+    def optimizer_steps_per_window(self) -> int:
+        """Optimizer steps in one pass over a rollout."""
+        return math.ceil(int(self.steps_per_generation or 1) / self.gradient_accumulation_steps)
+
+    def sampling_params(self, seed: int = 0, **changes: Any) -> SamplingParams:
+        """The sampling settings; `generation_kwargs` win over fields, `changes` over both."""
+        kwargs: dict[str, Any] = {
+            "max_completion_length": self.max_completion_length,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "stop_strings": tuple(self.stop_strings or ()),
+        }
+        if not self.use_vllm:
+            kwargs |= from_generation_kwargs(self.generation_kwargs)
+        return SamplingParams(seed=seed, **(kwargs | changes))
+
+    def vllm_options(self) -> dict[str, Any]:
+        """Keyword arguments of TRL's vLLM client."""
+        return {
+            "mode": self.vllm_mode,
+            "model_impl": self.vllm_model_impl,
+            "enable_sleep_mode": self.vllm_enable_sleep_mode,
+            "structured_outputs_regex": self.vllm_structured_outputs_regex,
+            "server_base_url": self.vllm_server_base_url,
+            "server_host": self.vllm_server_host,
+            "server_port": self.vllm_server_port,
+            "server_timeout": self.vllm_server_timeout,
+            "group_port": self.vllm_group_port,
+            "gpu_memory_utilization": self.vllm_gpu_memory_utilization,
+            "max_model_length": self.vllm_max_model_length,
+            "tensor_parallel_size": self.vllm_tensor_parallel_size,
+            "max_num_seqs": self.per_device_train_batch_size * int(self.steps_per_generation or 1),
+            "trust_remote_code": self.trust_remote_code,
+        }

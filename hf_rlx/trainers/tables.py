@@ -1,0 +1,125 @@
+"""Sampled completions with their scores: a table in the console, parquet files on disk.
+
+Reading twenty completions shows a policy that games its reward sooner than any metric does.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hf_rlx.rollout.scoring import ScoreResult
+from hf_rlx.types import Rollout
+
+_SHOWN_CHARACTERS = 400
+
+
+class CompletionTables:
+    """Keeps the completions since the last write, and writes them.
+
+    Args:
+        folder: `<folder>/<mode>_<step>.parquet` is written.
+        num_print: rows of the printed table.
+        unique_prompts: print one row a prompt.
+        quiet: write files but print nothing.
+    """
+
+    def __init__(self, folder: str | Path, num_print: int | None, unique_prompts: bool, quiet: bool) -> None:
+        self.folder = Path(folder)
+        self.num_print = 6 if num_print is None else num_print
+        self.unique_prompts = unique_prompts
+        self.quiet = quiet
+        self._rows: dict[str, list[dict[str, Any]]] = {}
+
+    def add(self, mode: str, step: int, rollouts: list[Rollout], scores: ScoreResult) -> None:
+        """Keep one rollout's completions; those of an earlier step that nobody wrote are let go."""
+        rows = self._rows.setdefault(mode, [])
+        if rows and rows[0]["step"] != step:
+            rows.clear()
+        position = 0
+        for rollout in rollouts:
+            for index, completion in enumerate(rollout.completions):
+                row: dict[str, Any] = {
+                    "step": step,
+                    "prompt": rollout.prompt_text,
+                    "completion": completion.text,
+                    "reward": _number(rollout.total, index),
+                    "tokens": len(completion.token_ids),
+                    "finished": completion.finished,
+                    "advantage": _number(rollout.advantages, index),
+                }
+                for column, name in enumerate(scores.names):
+                    row[f"rewards/{name}"] = _number(rollout.rewards[:, column], index)  # type: ignore[index]
+                for name, values in scores.extra.items():
+                    if position < len(values):
+                        row[name] = _plain(values[position])
+                rows.append(row)
+                position += 1
+
+    def write(self, mode: str, step: int) -> Path | None:
+        """Write `mode`'s completions to parquet (whole or not at all) and print the best and worst of them."""
+        rows = self._rows.pop(mode, [])
+        if not rows:
+            return None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{mode}_{step:06d}.parquet"
+        staged = path.with_suffix(".partial")
+        pq.write_table(pa.Table.from_pylist(rows), staged)
+        os.replace(staged, path)
+        if not self.quiet:
+            Console().print(render(rows, f"{mode} completions, step {step}", self.num_print, self.unique_prompts))
+        return path
+
+
+def best_and_worst(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """Up to `count` rows, best and worst alternating: best, worst, second best, second worst, ..."""
+    ranked = sorted(rows, key=lambda r: -1e300 if r["reward"] is None else r["reward"], reverse=True)
+    picked: list[dict[str, Any]] = []
+    while ranked and len(picked) < count:
+        picked.append(ranked.pop(0 if len(picked) % 2 == 0 else -1))
+    return picked
+
+
+def render(rows: list[dict[str, Any]], title: str, count: int, unique_prompts: bool = False) -> Table:
+    """The printed table. Texts are shown as they are: no markup in them is interpreted."""
+    if unique_prompts:
+        rows = list({r["prompt"]: r for r in reversed(rows)}.values())
+    table = Table(title=title, show_lines=True)
+    rewards = [name for name in rows[0] if name.startswith("rewards/")]
+    table.add_column("reward", justify="right")
+    for name in rewards if len(rewards) > 1 else []:
+        table.add_column(name.removeprefix("rewards/"), justify="right")
+    table.add_column("prompt", overflow="fold", ratio=1)
+    table.add_column("completion", overflow="fold", ratio=2)
+    table.add_column("tokens", justify="right")
+    for row in best_and_worst(rows, count):
+        numbers = [row["reward"]] + ([row[name] for name in rewards] if len(rewards) > 1 else [])
+        table.add_row(
+            *(Text("-" if n is None else f"{n:.3g}") for n in numbers),
+            Text(_shortened(row["prompt"])),
+            Text(_shortened(row["completion"])),
+            Text(f"{row['tokens']}{'' if row['finished'] else ' (cut)'}"),
+        )
+    return table
+
+
+def _number(values: Any, index: int) -> float | None:
+    if values is None or values[index].ndim:
+        return None
+    value = float(values[index])
+    return None if value != value else value
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + " ..."

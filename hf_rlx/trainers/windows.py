@@ -1,0 +1,164 @@
+"""Which prompts a rollout window gets, and how its completions are dealt to micro-steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
+
+from hf_rlx.types import Group, Rollout
+
+
+class WindowSampler(Sampler[list[int]]):
+    """Dataset indices of the prompts of one rollout window, once per micro-step that the window serves.
+
+    The Trainer asks for a batch at every micro-step; all micro-steps of a window get the same prompts, and only
+    the first one samples. Processes get disjoint prompts. A last incomplete window is left out.
+
+    Args:
+        num_rows: of the dataset.
+        prompts: P, prompts a window and process.
+        repeats: micro-steps a window serves (steps_per_generation x num_iterations).
+        seed, shuffle: order of the prompts; every epoch its own.
+        rank, world_size: of this process.
+    """
+
+    def __init__(
+        self, num_rows: int, prompts: int, repeats: int, seed: int, shuffle: bool, rank: int = 0, world_size: int = 1
+    ) -> None:
+        self.num_rows, self.prompts, self.repeats = num_rows, prompts, repeats
+        self.seed, self.shuffle, self.rank, self.world_size = seed, shuffle, rank, world_size
+        self.epoch = 0
+        if self.windows == 0:
+            raise ValueError(
+                f"the dataset has {num_rows} prompts but a rollout needs {prompts * world_size}; add prompts, or lower "
+                "per_device_train_batch_size, steps_per_generation or gradient_accumulation_steps"
+            )
+
+    @property
+    def windows(self) -> int:
+        """Complete windows in one epoch."""
+        return self.num_rows // (self.prompts * self.world_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch's order."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.windows * self.repeats
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = list(range(self.num_rows))
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(self.seed + self.epoch)
+            order = torch.randperm(self.num_rows, generator=generator).tolist()
+        size = self.prompts * self.world_size
+        for window in range(self.windows):
+            start = window * size + self.rank * self.prompts
+            for _ in range(self.repeats):
+                yield order[start : start + self.prompts]
+
+
+@dataclass
+class MiniBatch:
+    """What one micro-step trains on: the kept completions of some groups.
+
+    Args:
+        groups: packed together; B responses in all. Empty when nothing in this share has a signal.
+        advantages: (B,) or (B, R). mask: (B, R) bool, True on response tokens.
+        old_logps: (B, R) nats, the policy that sampled; None: this forward itself (on-policy).
+        ref_logps: (B, R) nats, the reference; None without KL.
+        sampler_logps: (B, R) nats, as the sampler reported them; NaN where it did not.
+        is_weights: (B, R) importance weights; None: 1.
+        normalizer: denominator of the loss over the whole optimizer step and all processes.
+        rows: completions that this share was dealt, dropped ones included.
+        opens_step: True on the first micro-step of an optimizer step.
+    """
+
+    groups: list[Group]
+    advantages: Tensor
+    mask: Tensor
+    sampler_logps: Tensor
+    rows: int
+    old_logps: Tensor | None = None
+    ref_logps: Tensor | None = None
+    is_weights: Tensor | None = None
+    normalizer: Tensor | None = None
+    opens_step: bool = False
+
+
+def deal(rollouts: Sequence[Rollout], steps: int, micro_steps: int) -> list[list[list[tuple[int, list[int]]]]]:
+    """Deal the completions of a window to optimizer steps and, in each, its kept ones evenly to micro-steps.
+
+    Args:
+        rollouts: P groups of K completions with `keep` set. steps: optimizer steps of one pass. micro_steps: of
+            each.
+
+    Returns:
+        [step][micro-step] -> list of (group index, kept completion indices). Groups stay whole wherever the
+        numbers allow it: their prompt is then computed once.
+    """
+    flat = [(p, k) for p, rollout in enumerate(rollouts) for k in range(len(rollout.completions))]
+    per_step = len(flat) // steps
+    result = []
+    for step in range(steps):
+        kept = [(p, k) for p, k in flat[step * per_step : (step + 1) * per_step] if _keeps(rollouts[p], k)]
+        members: dict[int, list[int]] = {}
+        for p, k in kept:
+            members.setdefault(p, []).append(k)
+        largest = -(-per_step // micro_steps)
+        if all(len(ks) <= largest for ks in members.values()):
+            shares = _balanced(members, micro_steps, largest)
+        else:
+            shares = None
+        if shares is None:  # a group is larger than a micro-step: cut the list of completions
+            size = -(-len(kept) // micro_steps) if kept else 0
+            cuts = [kept[i * size : (i + 1) * size] for i in range(micro_steps)]
+            shares = []
+            for cut in cuts:
+                share: dict[int, list[int]] = {}
+                for p, k in cut:
+                    share.setdefault(p, []).append(k)
+                shares.append(list(share.items()))
+        result.append(shares)
+    return result
+
+
+def _keeps(rollout: Rollout, index: int) -> bool:
+    return rollout.keep is None or bool(rollout.keep[index])
+
+
+def _balanced(
+    members: dict[int, list[int]], micro_steps: int, largest: int
+) -> list[list[tuple[int, list[int]]]] | None:
+    """Whole groups to the micro-step with the fewest completions so far; None where one would overflow."""
+    shares: list[list[tuple[int, list[int]]]] = [[] for _ in range(micro_steps)]
+    load = [0] * micro_steps
+    for p, ks in sorted(members.items(), key=lambda item: -len(item[1])):
+        target = min(range(micro_steps), key=lambda i: load[i])
+        if load[target] + len(ks) > largest:
+            return None
+        shares[target].append((p, ks))
+        load[target] += len(ks)
+    return shares
+
+
+class WindowLoader(DataLoader):
+    """A `DataLoader` that hands the epoch to its `WindowSampler`."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the Trainer at the start of every epoch."""
+        self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
+
+
+def row_of(advantages: Tensor | None, index: int, length: int) -> Tensor:
+    """Completion `index`'s advantage: a scalar, or its tokens' (R,) cut or padded to `length`."""
+    if advantages is None:
+        raise ValueError("advantages were not computed")
+    row = advantages[index]
+    if row.ndim == 0:
+        return row
+    return torch.nn.functional.pad(row[:length], (0, max(0, length - row.numel())))

@@ -1,0 +1,194 @@
+"""Cards: what is known is said once and parses; what is unknown leaves no trace."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from hf_rlx.cards import RunFacts, Score, installed_versions, render_card, write_card
+from hf_rlx.cards.card import is_hub_id
+
+FULL = {
+    "method": "grpo",
+    "base_model": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "repo_id": "me/smol-maths",
+    "adapter": True,
+    "license": "apache-2.0",
+    "tags": ["reasoning", "grpo"],
+    "dataset": "SVAMP, training part",
+    "dataset_id": "ChilleD/SVAMP",
+    "eval_dataset": "SVAMP, held-out part",
+    "eval_dataset_id": "ChilleD/SVAMP",
+    "rewards": ["number_answer_line", "format"],
+    "hyper_parameters": {"learning_rate": 1e-5, "beta": 0.04, "note": "a|b\nc"},
+    "before": Score.from_counts(30, 100),
+    "after": Score.from_counts(60, 100),
+    "decoding": "greedy",
+    "steps": 200,
+    "seconds": 3725.0,
+    "versions": {"torch": "2.13.0", "hf_rlx": "0.1.0"},
+    "hardware": "NVIDIA T4",
+    "samples": [
+        {"prompt": "17+25=", "completion": "42", "reward": 1.0},
+        {"prompt": [{"role": "user", "content": "1+1?"}], "completion": "```\n---\n2\n```"},
+    ],
+}
+
+
+def load(facts: RunFacts, folder: Path) -> ModelCard:
+    return ModelCard.load(write_card(facts, folder))
+
+
+def test_full_card_round_trip(tmp_path: Path):
+    card = load(RunFacts(**FULL), tmp_path)
+    data = card.data.to_dict()
+    assert data["base_model"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert data["library_name"] == "peft"
+    assert data["pipeline_tag"] == "text-generation"
+    assert data["tags"] == ["hf_rlx", "grpo", "lora", "reasoning"]
+    assert data["datasets"] == ["ChilleD/SVAMP"]
+    assert data["license"] == "apache-2.0"
+    (result,) = card.data.eval_results
+    assert (result.metric_type, result.metric_value) == ("accuracy", 0.6)
+    assert (result.dataset_type, result.dataset_name) == ("ChilleD/SVAMP", "SVAMP, held-out part")
+    for text in (
+        "# smol-maths",
+        "| before training | 0.300 | 0.219 to 0.396 | 100 |",
+        "| after training | 0.600 | 0.502 to 0.691 | 100 |",
+        "Measured on held-out rows of SVAMP, held-out part.",
+        'name = "me/smol-maths"\nmodel = AutoPeftModelForCausalLM.from_pretrained(name)',
+        "- Rewards: `number_answer_line`, `format`\n- Steps: 200\n- Time: 1 h 2 min\n- Hardware: NVIDIA T4",
+        "| `learning_rate` | 1e-05 |",
+        "| `note` | a\\|b c |",
+        "Completion (reward 1):\n\n```text\n42\n```",
+        "Prompt:\n\n```text\nuser: 1+1?\n```",
+        "Completion:\n\n````text\n```\n---\n2\n```\n````",
+        "torch 2.13.0, hf_rlx 0.1.0",
+    ):
+        assert text in card.text, text
+
+
+def test_what_is_unknown_leaves_no_trace(tmp_path: Path):
+    card = load(RunFacts(method="dpo"), tmp_path)
+    assert card.data.to_dict() == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["hf_rlx", "dpo"],
+    }
+    for absent in ("license", "None", "More Information Needed", "Result", "Training\n", "Samples", "Versions", "| "):
+        assert absent not in card.content, absent
+    assert "# dpo model\n\nTrained with DPO by `hf_rlx`" in card.content
+    assert "AutoModelForCausalLM.from_pretrained(name)" in card.content
+    assert not (tmp_path / ".eval_results").exists()
+    assert "\n\n\n" not in card.content
+
+
+@pytest.mark.parametrize("dropped", sorted(set(FULL) - {"method"}))
+def test_every_fact_can_be_missing(dropped: str, tmp_path: Path):
+    facts = {key: value for key, value in FULL.items() if key != dropped}
+    card = load(RunFacts(**facts), tmp_path)
+    assert "None" not in card.content
+    assert "More Information Needed" not in card.content
+    assert "\n\n\n" not in card.content
+    assert ("license" in card.data.to_dict()) == (dropped != "license")
+    assert (card.data.eval_results is not None) == (dropped != "after")
+    assert card.content.count("```") % 2 == 0
+
+
+def test_a_local_base_is_named_without_its_path_and_stays_out_of_the_metadata(tmp_path: Path):
+    base = tmp_path / "secret-user" / "tiny_arith"
+    base.mkdir(parents=True)
+    content = str(render_card(RunFacts(method="grpo", base_model=str(base), adapter=True)))
+    assert "base_model" not in content
+    assert "secret-user" not in content
+    assert "# tiny_arith-grpo\n\nA LoRA adapter for `tiny_arith`, trained with GRPO by" in content
+    assert 'name = "."  # this folder' in content
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("org/model", True),
+        ("gpt2", True),
+        (None, False),
+        ("", False),
+        ("/a/b", False),
+        ("./a", False),
+        ("a/b/c", False),
+    ],
+)
+def test_is_hub_id(model: str | None, expected: bool):
+    assert is_hub_id(model) is expected
+
+
+def test_plot_is_shown_only_when_it_is_there(tmp_path: Path):
+    facts = RunFacts(**FULL)
+    assert "training.png" not in write_card(facts, tmp_path).read_text()
+    (tmp_path / "training.png").write_bytes(b"png")
+    assert "![Training curves](training.png)" in write_card(facts, tmp_path).read_text()
+
+
+def test_eval_results_file(tmp_path: Path):
+    write_card(RunFacts(**FULL), tmp_path)
+    (file,) = (tmp_path / ".eval_results").iterdir()
+    assert file.name == "chilled-svamp.yaml"
+    assert yaml.safe_load(file.read_text()) == [
+        {
+            "dataset": {"id": "ChilleD/SVAMP", "task_id": "default"},
+            "value": 0.6,
+            "notes": "greedy, n=100, 95% Wilson interval 0.5020 to 0.6906",
+        }
+    ]
+
+
+def test_writing_replaces_and_leaves_nothing_behind(tmp_path: Path):
+    folder = tmp_path / "new" / "model"
+    write_card(RunFacts(method="dpo"), folder)
+    path = write_card(RunFacts(method="grpo"), folder)
+    assert path == folder / "README.md"
+    assert "GRPO" in path.read_text()
+    assert [p.name for p in folder.iterdir()] == ["README.md"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_a_failed_write_keeps_the_old_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = write_card(RunFacts(method="dpo"), tmp_path)
+    before = path.read_text()
+
+    def full_disk(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("hf_rlx.cards.card.os.replace", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        write_card(RunFacts(method="grpo"), tmp_path)
+    assert path.read_text() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["README.md"]
+
+
+def test_wilson_interval():
+    """Known values: 8 of 10 gives 0.490 to 0.943 (Wilson 1927's formula); 0 of n ends at z²/(n + z²)."""
+    score = Score.from_counts(8, 10)
+    assert (score.accuracy, score.n) == (0.8, 10)
+    assert (score.low, score.high) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
+    none = Score.from_counts(0, 10)
+    assert (none.low, none.high) == (0.0, pytest.approx(3.8415 / 13.8415, abs=1e-4))
+    assert Score.from_counts(10, 10).high == 1.0
+    for right, n in ((1, 0), (-1, 5), (6, 5)):
+        with pytest.raises(ValueError, match="right"):
+            Score.from_counts(right, n)
+
+
+def test_installed_versions_reads_metadata_only():
+    versions = installed_versions(["huggingface_hub", "jinja2", "no_such_package"])
+    assert set(versions) == {"huggingface_hub", "jinja2"}
+
+
+def test_cards_do_not_import_torch_or_matplotlib():
+    code = "import sys, hf_rlx.cards; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
