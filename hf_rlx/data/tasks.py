@@ -113,6 +113,29 @@ def arithmetic_task(n_train: int = 2000, n_test: int = 256, seed: int = 0) -> Ta
 # word problems from a file
 
 
+def spoken_arithmetic_task(n_train: int = 500, n_test: int = 128, seed: int = 0) -> Task:
+    """The problems of `arithmetic_task`, asked in words as messages, for a general language model.
+
+    Score it with `hf_rlx.verifiers.NumberVerifier(extract="last")`.
+
+    Args:
+        n_train, n_test, seed: as in `arithmetic_task`.
+    """
+    written = arithmetic_task(n_train, n_test, seed)
+
+    def spoken(row: dict[str, Any]) -> dict[str, Any]:
+        question = f"What is {row['prompt'].rstrip('=')}? Reply with the number only."
+        return {"prompt": [{"role": "user", "content": question}], "answer": row["answer"]}
+
+    return Task(
+        name="spoken_arithmetic",
+        train=Dataset.from_list([spoken(row) for row in written.train]),
+        test=Dataset.from_list([spoken(row) for row in written.test]),
+        max_completion_length=16,
+        description="Addition and subtraction of numbers up to 99, asked in a sentence.",
+    )
+
+
 def svamp_task(
     path: str | Path, n_train: int = 700, n_test: int = 300, seed: int = 0, conversational: bool = True
 ) -> Task:

@@ -1,0 +1,30 @@
+"""The command `hf-rlx`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line and run the sub-command; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="hf-rlx", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    demo = commands.add_parser("demo", help="train the bundled model with GRPO and a verifier, in about a minute")
+    demo.add_argument("--model", default="tiny", help='"tiny" (bundled), "smollm2", a folder or a Hub id')
+    demo.add_argument("--output", default="runs/demo", help="folder for adapter, card, plot and completions")
+    demo.add_argument("--steps", type=int, default=None, help="optimizer steps (default: the recipe's)")
+    demo.add_argument("--seed", type=int, default=0, help="of prompts, adapter and sampling")
+    demo.add_argument("--quiet", action="store_true", help="no progress bars, no tables of completions")
+    args = parser.parse_args(argv)
+    if args.steps is not None and args.steps < 1:
+        parser.error(f"--steps must be at least 1, got {args.steps}")
+    # Imported here: `hf-rlx --help` should not wait for torch.
+    from hf_rlx.demo import run_demo
+
+    run_demo(args.model, args.output, args.steps, args.seed, args.quiet)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
