@@ -28,7 +28,24 @@ _HOME = {
     "DIFFERS_FROM_TRL": "hf_rlx.trainers.differences",
 }
 
-__all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604
+__all__ = [
+    "DIFFERS_FROM_TRL",
+    "Completion",
+    "GRPOConfig",
+    "GRPOTrainer",
+    "Generator",
+    "Group",
+    "RewardError",
+    "RewardScorer",
+    "Rollout",
+    "SamplingParams",
+    "SharedModel",
+    "TokenScores",
+    "__version__",
+    "four_bit_config",
+    "load_causal_lm",
+    "load_tokenizer",
+]
 
 if TYPE_CHECKING:
     from hf_rlx.models.loading import four_bit_config, load_causal_lm, load_tokenizer

@@ -64,8 +64,8 @@ def run_demo(
         # The policy is judged as it samples: greedy decoding would hide most of what is learned.
         eval_temperature=1.0,
         eval_strategy="steps",
+        eval_on_start=True,
         logging_steps=5,
-        lr_scheduler_type="constant",
         save_strategy="no",
         report_to="none",
         seed=seed,
@@ -84,9 +84,11 @@ def run_demo(
     console.print(f"[bold]{recipe.task.description}[/bold] {len(recipe.task.test)} questions are held out.")
     function = trainer.scorer.names[0]
     start = time.perf_counter()
-    before = score_of(trainer.evaluate(), function)
     trainer.train()
-    after = score_of(trainer.evaluate(), function)
+    if args.max_steps % int(args.eval_steps or 1):
+        trainer.evaluate()
+    evaluations = [e for e in trainer.state.log_history if f"eval_accuracy/{function}" in e]
+    before, after = score_of(evaluations[0], function), score_of(evaluations[-1], function)
     card = write_report(
         trainer,
         output,
@@ -94,7 +96,7 @@ def run_demo(
         after=after,
         base_model=None if model in (TINY, SMOLLM2) else model,
         model_name=f"{model} + GRPO on {recipe.task.name}",
-        dataset=recipe.task.description,
+        dataset=recipe.task.name.replace("_", " "),
         decoding="one sample a question at temperature 1",
         license="apache-2.0" if model in (TINY, SMOLLM2) else None,
     )

@@ -55,6 +55,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3MoeConfig",
         {"head_dim": 8, "moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2},
     ),
+    "qwen2_moe_window": (
+        "Qwen2MoeConfig",
+        {
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "use_sliding_window": True,
+            "sliding_window": 100,
+            "max_window_layers": 2,
+        },
+    ),
+    "phimoe_window": ("PhimoeConfig", {"num_local_experts": 4, "sliding_window": 100}),
+    "starcoder2": ("Starcoder2Config", {"sliding_window": 5}),
     "gemma2": ("Gemma2Config", {"head_dim": 8, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 15.0}),
     "bloom": ("BloomConfig", {"n_layer": 2, "n_head": 4}),
     "stablelm": ("StableLmConfig", {}),
@@ -87,7 +101,7 @@ def config(family: str, **changes: Any) -> Any:
     return getattr(transformers, class_name)(**{**_COMMON, **settings, **changes})
 
 
-def causal_lm(family: str = "llama", seed: int = 0, scale: float = 3.0, **changes: Any) -> PreTrainedModel:
+def causal_lm(family: str = "llama", seed: int = 0, scale: float = 8.0, **changes: Any) -> PreTrainedModel:
     """A tiny random model with weights `scale` times wider than the library's, so that no difference hides.
 
     At the usual deviation of 0.02 all logits of a two-layer model are nearly equal, whatever attention does.
@@ -156,3 +170,32 @@ def word_tokenizer(words: int = VOCAB, **special: str) -> PreTrainedTokenizerFas
     backend.pre_tokenizer = WhitespaceSplit()
     names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"} | special
     return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+
+
+def naive(
+    model: PreTrainedModel, groups: list[Group], temperature: float = 1.0, entropy_grad: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The slow truth: every response forwarded alone behind its prompt, no padding, no mask, full log-softmax.
+
+    Returns log-probs and entropies, (B, R), 0 behind each response's end.
+    """
+    longest = max(max(len(ids) for g in groups for ids in g.response_ids), 1)
+    logp_rows, entropy_rows = [], []
+    for group in groups:
+        for ids in group.response_ids:
+            start = len(group.prompt_ids) - 1
+            logits = model(input_ids=torch.cat([group.prompt_ids, ids])[None], use_cache=False).logits[0, start:]
+            logps = torch.log_softmax(logits[: len(ids)].float() / temperature, dim=-1)
+            entropy = -(logps.exp() * logps).sum(-1)
+            chosen = logps.gather(-1, ids[:, None])[:, 0]
+            padding = (0, longest - len(ids))
+            logp_rows.append(torch.nn.functional.pad(chosen, padding))
+            entropy_rows.append(torch.nn.functional.pad(entropy, padding))
+    entropies = torch.stack(entropy_rows)
+    return torch.stack(logp_rows), entropies if entropy_grad else entropies.detach()
+
+
+def weighted(values: Tensor) -> Tensor:
+    """A loss that gives every token its own weight, so that swapped tokens show."""
+    generator = torch.Generator().manual_seed(7)
+    return (values * torch.randn(values.shape, generator=generator)).sum()

@@ -192,6 +192,8 @@ def reasoning_gym_task(
     seed: int = 0,
     conversational: bool = True,
     max_completion_length: int = 256,
+    shots: int = 0,
+    instruction: str | None = None,
     **dataset_kwargs: Any,
 ) -> Task:
     """A generated task of reasoning-gym, e.g. `"leg_counting"` or `"countdown"`.
@@ -207,6 +209,10 @@ def reasoning_gym_task(
         seed: seed of the generator.
         conversational: prompts as message lists; else plain text.
         max_completion_length: tokens for a completion, with room for a short chain of thought.
+        shots: solved examples before every question, answered with the bare answer, the same ones for all; they
+            are in neither split. A packed forward computes this long prompt once for all completions.
+        instruction: what stands before every question; None: to end with a line `Answer:`, or, with `shots`, to
+            reply with just the answer.
         dataset_kwargs: configuration of the dataset, such as its difficulty.
 
     Raises:
@@ -219,13 +225,15 @@ def reasoning_gym_task(
     except ImportError as error:
         raise ImportError('reasoning_gym_task needs reasoning-gym: pip install "hf_rlx[tasks]"') from error
 
-    instruction = "Solve the problem. Finish with a line that says 'Answer:' and then just the answer."
+    if instruction is None:
+        instruction = "Solve the problem. Finish with a line that says 'Answer:' and then just the answer."
+        instruction = "Reply with just the answer." if shots else instruction
     # Small generators repeat themselves; a surplus leaves enough rows after repeated questions are dropped.
-    surplus = 3 * (n_train + n_test)
+    surplus = 3 * (n_train + n_test + shots)
     dataset = reasoning_gym.create_dataset(name, seed=seed, size=surplus, **dataset_kwargs)
     rows: dict[str, dict[str, Any]] = {}
     for index in range(surplus):
-        if len(rows) == n_train + n_test:
+        if len(rows) == n_train + n_test + shots:
             break
         entry = dataset[index]
         rows[entry["question"]] = {
@@ -233,7 +241,10 @@ def reasoning_gym_task(
             "answer": entry["answer"],
             "metadata": json.dumps(_tagged(entry)),
         }
-    train, test = _split(list(rows.values()), n_train, n_test, seed, f"reasoning-gym's {name}")
+    solved, unsolved = list(rows.values())[:shots], list(rows.values())[shots:]
+    if shots:
+        unsolved = [{**row, "prompt": _with_shots(solved, row["prompt"])} for row in unsolved]
+    train, test = _split(unsolved, n_train, n_test, seed, f"reasoning-gym's {name}")
     return Task(
         name=name,
         train=train,
@@ -263,6 +274,16 @@ def _prompt(instruction: str, question: str, conversational: bool) -> str | list
     """One user turn, as messages or as text that ends where the completion starts."""
     text = f"{instruction}\n\n{question}"
     return [{"role": "user", "content": text}] if conversational else text + "\n"
+
+
+def _with_shots(solved: list[dict[str, Any]], prompt: Any) -> Any:
+    """The solved rows as earlier turns (or earlier lines) of `prompt`."""
+    if isinstance(prompt, str):
+        return "\n".join([row["prompt"] + str(row["answer"]) + "\n" for row in solved] + [prompt])
+    turns: list[dict[str, str]] = []
+    for row in solved:
+        turns += [*row["prompt"], {"role": "assistant", "content": str(row["answer"])}]
+    return turns + prompt
 
 
 def _split(rows: list[dict[str, Any]], n_train: int, n_test: int, seed: int, source: str) -> tuple[Dataset, Dataset]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
@@ -73,7 +74,8 @@ def char_to_token(tokenizer: PreTrainedTokenizerBase, token_ids: list[int], char
     """Index of the token in which each character position of the decoded text ends.
 
     Steps are marked by character: step markers tokenise differently in context, so searching for a marker's ids
-    finds nothing (OpenRLHF#683). The text is decoded prefix by prefix, which is right for every tokenizer.
+    finds nothing (OpenRLHF#683). The text is decoded prefix by prefix, which is right for every tokenizer; a
+    character that several tokens share ends with the last of them.
 
     Args:
         tokenizer: that decodes `token_ids`.
@@ -85,7 +87,12 @@ def char_to_token(tokenizer: PreTrainedTokenizerBase, token_ids: list[int], char
     """
     if not token_ids:
         return []
-    lengths = [len(tokenizer.decode(token_ids[: i + 1], skip_special_tokens=True)) for i in range(len(token_ids))]
+    text = tokenizer.decode(token_ids, skip_special_tokens=True)
+    # What a prefix has in common with the whole: half a character decodes to a replacement character.
+    lengths = [
+        len(os.path.commonprefix([text, tokenizer.decode(token_ids[: i + 1], skip_special_tokens=True)]))
+        for i in range(len(token_ids))
+    ]
     result = []
     for end in char_ends:
         result.append(next((i for i, length in enumerate(lengths) if length >= end), len(token_ids) - 1))

@@ -44,6 +44,7 @@ class TreeLayout:
         group_of_response: (B,) index of the group that a response belongs to.
         prompt_lengths: (P,) tokens.
         uniform_responses: K when every group has the same number of responses, else None.
+        windows: sliding windows that attention calls came with; some families put theirs into the mask only.
     """
 
     token_of_slot: Tensor
@@ -54,6 +55,7 @@ class TreeLayout:
     group_of_response: Tensor
     prompt_lengths: Tensor
     uniform_responses: int | None
+    windows: set[int] = field(default_factory=set)
     _masks: dict[tuple[str, int | None], Tensor] = field(default_factory=dict)
 
     def response_mask(self, window: int | None) -> Tensor:
@@ -221,6 +223,8 @@ def tree_attention_forward(
     for name in _UNSUPPORTED:
         if kwargs.get(name) is not None:
             raise PackingUnsupportedError(f"attention argument `{name}` has no packed form")
+    if sliding_window is not None:
+        layout.windows.add(sliding_window)
     return tree_attention(query, key, value, layout, scaling, dropout, sliding_window), None
 
 

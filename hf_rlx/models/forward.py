@@ -65,8 +65,8 @@ def _read(z: Tensor, targets: Tensor, want_entropy: bool) -> tuple[Tensor, Tenso
     if not want_entropy:
         return logps, None, log_norm
     probs = torch.exp(z - log_norm[:, None])
-    # A logit of -inf has probability 0 and contributes 0, not NaN.
-    entropy = log_norm - torch.where(probs > 0, probs * z, 0.0).sum(-1)
+    # A logit of -inf has probability 0 and contributes 0, not NaN, to the value and to the gradient.
+    entropy = log_norm - (probs * torch.where(z == -torch.inf, 0.0, z)).sum(-1)
     return logps, entropy, log_norm
 
 
@@ -91,7 +91,7 @@ class _FrozenHeadLogps(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         need_grad = ctx.needs_input_grad[0]
         logps, entropies, jacobian = [], [], []
-        for start in range(0, hidden.shape[0], chunk):
+        for start in range(0, max(hidden.shape[0], 1), chunk):
             rows, wanted = hidden[start : start + chunk], targets[start : start + chunk]
             z, slope = _log_softmax_terms(F.linear(rows.to(weight.dtype), weight, bias), transform, temperature)
             logp, entropy, log_norm = _read(z, wanted, want_entropy)
@@ -158,7 +158,7 @@ def head_logps(
         return logp, entropy
 
     parts = []
-    for start in range(0, hidden.shape[0], chunk):
+    for start in range(0, max(hidden.shape[0], 1), chunk):
         rows, wanted = hidden[start : start + chunk], targets[start : start + chunk]
         if torch.is_grad_enabled():
             parts.append(checkpoint(run, rows, wanted, use_reentrant=False))
@@ -241,7 +241,7 @@ def score_batch(
         before,
         model.get_output_embeddings(),
         batch.targets,
-        transform=LogitTransform.of(model.config),
+        transform=LogitTransform.of(model.config.get_text_config()),
         temperature=temperature,
         want_entropy=want_entropy,
         entropy_grad=entropy_grad,
@@ -324,12 +324,13 @@ def _disagreement(
 ) -> str | None:
     """Why `plan` cannot be used on this model, or None."""
 
-    def run(groups: list[Group]) -> Tensor:
-        return score_batch(model, plan.batch(groups, device), chunked=plan.chunked).per_token_logps
+    def run(batch: Batch) -> Tensor:
+        return score_batch(model, batch, chunked=plan.chunked).per_token_logps
 
+    batch = plan.batch(probe, device)
     try:
-        ours = run(probe)
-    except (PackingUnsupportedError, TypeError, AttributeError) as error:
+        ours = run(batch)
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         return f"{type(error).__name__}: {error}"
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     autocast = _autocast_dtype(reference)
@@ -337,13 +338,23 @@ def _disagreement(
     gap = (ours - reference).abs().max().item()
     if not gap <= tolerance:
         return f"log-probs differ from the padded forward by {gap:.1e}"
-    if not plan.packed:
+    if batch.layout is None:
         return None
+    unseen = _windows(model.config.get_text_config()) - batch.layout.windows
+    if unseen:  # the probe may be shorter than the window, so that the log-probs above agree all the same
+        return f"its sliding window of {unseen.pop()} tokens does not reach the attention function"
     first, *others = probe
     other_tokens = (first.response_ids[0] + 1) % model.config.get_text_config().vocab_size
     changed = Group(first.prompt_ids, (other_tokens, first.response_ids[1]))
-    leak = (run([changed, *others])[1] - ours[1]).abs().max().item()
+    leak = (run(plan.batch([changed, *others], device))[1] - ours[1]).abs().max().item()
     # Rows of a matrix product do not depend on one another; expert routing may regroup them, hence not 0.
     if not leak <= min(tolerance, 1e-4):
         return f"a response changes by {leak:.1e} when its sibling changes"
     return None
+
+
+def _windows(config: Any) -> set[int]:
+    """The sliding windows of a decoder's layers, as its configuration has them."""
+    window = getattr(config, "sliding_window", None)
+    layers = getattr(config, "layer_types", None)
+    return {window} if window and (layers is None or "sliding_attention" in layers) else set()

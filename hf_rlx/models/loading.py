@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -85,7 +86,21 @@ def load_causal_lm(name_or_path: str | Path, quantization_config: Any = None, **
     if "gguf_file" in kwargs and quantization_config is None and hasattr(model.config, "quantization_config"):
         # The weights are dequantised on loading; the leftover entry would refuse to be saved.
         del model.config.quantization_config
+    if str(name_or_path) == SMOLLM2:
+        # An adapter names its base: the model's own id, not the folder it was found in.
+        model.config.name_or_path = _SMOLLM2_HUB
     return model
+
+
+def keep_trainable_layout(model: nn.Module) -> None:
+    """Stop bitsandbytes from repacking 4-bit weights for inference, on CPUs with AVX512-BF16.
+
+    It does so in place at the first forward in evaluation mode (a rollout, a probe), rounds the scales, and has
+    no backward for the new layout: adapters below such a layer would get no gradient from there on.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def load_tokenizer(name_or_path: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:
@@ -101,10 +116,10 @@ def _resolve(name: str) -> tuple[str, dict[str, Any]]:
     """Short names to a source for `from_pretrained`, and the arguments it needs."""
     if name == TINY:
         return str(tiny_arith_path()), {}
-    if name != SMOLLM2:
+    if name not in (SMOLLM2, _SMOLLM2_HUB):
         return name, {}
     override = os.environ.get("HF_RLX_MODEL")
-    if override:
+    if override and name == SMOLLM2:
         return override, {}
     if _in_hub_cache(_SMOLLM2_HUB):
         return _SMOLLM2_HUB, {}

@@ -52,21 +52,27 @@ def sync(shared: SharedModel, alpha: float) -> None:
     if kind(shared) == "adapters_off":
         _copy_adapter(shared, str(shared.roles[POLICY].adapter), identity=True)
     with torch.no_grad():
-        for reference, policy in _pairs(shared):
+        for _, reference, policy in _pairs(shared):
             reference.lerp_(policy.to(reference.dtype), alpha)
 
 
 def _copy_adapter(shared: SharedModel, adapter: str, identity: bool = False) -> None:
     """A frozen adapter `reference` equal to `adapter`; `identity` makes it equal to adapters off instead."""
     config: Any = copy.deepcopy(shared.model.peft_config[adapter])
-    if getattr(config, "init_lora_weights", True) not in (True, False):
-        config.init_lora_weights = True  # data-driven initialisations would rewrite the base's weights again
-    state = get_peft_model_state_dict(shared.model, adapter_name=adapter)
-    if identity:
-        # Same A, B = 0: moving B alone from 0 keeps the average of products close to the product of averages.
-        state = {k: torch.zeros_like(v) if "lora_B" in k else v for k, v in state.items()}
+    if getattr(config, "init_lora_weights", True) is not True:
+        config.init_lora_weights = True  # other initialisations rewrite the base's weights again, or are not 0
+    state = None
+    if not identity:
+        state = get_peft_model_state_dict(shared.model, adapter_name=adapter, save_embedding_layers=False)
     shared.add_adapter(REFERENCE, config, state)
     shared.roles[REFERENCE] = Role(REFERENCE, trainable=False)
+    if identity:
+        # A fresh adapter with the policy's A (of an embedding, B): only the factor that starts at 0 moves then, which
+        # keeps the average of products close to the product of averages.
+        with torch.no_grad():
+            for name, mine, policy in _pairs(shared):
+                if "lora_A" in name or "lora_embedding_B" in name:
+                    mine.copy_(policy)
 
 
 def _same_outputs(shared: SharedModel) -> bool:
@@ -83,13 +89,15 @@ def _same_outputs(shared: SharedModel) -> bool:
             return torch.equal(policy, run())
 
 
-def _pairs(shared: SharedModel) -> Iterator[tuple[Tensor, Tensor]]:
-    """(reference, policy) tensors that correspond."""
+def _pairs(shared: SharedModel) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """(name, reference, policy) of the tensors that correspond."""
     if REFERENCE in shared.frozen_copies:
-        yield from zip(shared.frozen_copies[REFERENCE].parameters(), shared.causal_lm.parameters(), strict=True)
+        policies = shared.causal_lm.named_parameters()
+        for reference, (name, policy) in zip(shared.frozen_copies[REFERENCE].parameters(), policies, strict=True):
+            yield name, reference, policy
         return
     named = dict(shared.named_parameters())
     adapter = shared.roles[POLICY].adapter
     for name, parameter in named.items():
         if belongs(name, REFERENCE):
-            yield parameter, named[re.sub(rf"\.{REFERENCE}(\.|$)", rf".{adapter}\1", name)]
+            yield name, parameter, named[re.sub(rf"\.{REFERENCE}(\.|$)", rf".{adapter}\1", name)]

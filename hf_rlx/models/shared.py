@@ -34,7 +34,7 @@ from hf_rlx.models import reference, storage
 from hf_rlx.models.attention import TREE_ATTENTION
 from hf_rlx.models.forward import ForwardPlan, hidden_states, score_batch, verify_plan
 from hf_rlx.models.heads import ScalarHead
-from hf_rlx.models.loading import load_causal_lm
+from hf_rlx.models.loading import keep_trainable_layout, load_causal_lm
 from hf_rlx.models.packing import split_by_tokens
 from hf_rlx.models.roles import CRITIC, POLICY, Role, belongs
 from hf_rlx.types import Group, TokenScores
@@ -49,8 +49,10 @@ class _Flags:
     requires_grad: list[tuple[nn.Parameter, bool]]
     training: list[tuple[nn.Module, bool]]
     adapters: list[str]
+    active_adapter: str | None
     adapters_off: bool
     active: PreTrainedModel
+    role: str
 
 
 class SharedModel(nn.Module):
@@ -75,6 +77,7 @@ class SharedModel(nn.Module):
         base = self.causal_lm
         if base.get_output_embeddings() is None:
             raise ValueError(f"{type(base).__name__} has no vocabulary head; load it with AutoModelForCausalLM")
+        keep_trainable_layout(base)
         adapter = None
         if isinstance(model, PeftModel):
             if model.active_peft_config.is_prompt_learning:
@@ -86,6 +89,7 @@ class SharedModel(nn.Module):
         self.roles: dict[str, Role] = {POLICY: Role(adapter)}
         self.frozen_copies: dict[str, PreTrainedModel] = {}  # whole models of roles; not parameters of this module
         self._active: PreTrainedModel = base
+        self._current = POLICY
         self.policy_parameters = {name for name, p in self.named_parameters() if p.requires_grad}
         self.plan = self._initial_plan(packing)
 
@@ -225,7 +229,7 @@ class SharedModel(nn.Module):
         """
         model = self._active
         self._verify(groups)
-        batch = self.plan.batch(groups, self.device, self.config.get_text_config().pad_token_id or 0)
+        batch = self.plan.batch(groups, self.device, self._pad_token_id)
         return score_batch(
             model,
             batch,
@@ -242,13 +246,24 @@ class SharedModel(nn.Module):
         The one scoring function: the reward trainer, PPO, GRPO and best-of-N all call it. Differentiable
         inside `as_role(role)`; otherwise it switches to the role by itself and computes no gradient.
         """
-        head = self.heads[self._role(role).head or role]
+        head = self._role(role).head
+        if head is None:
+            raise ValueError(f"role {role!r} has no head to score with; add it with add_role({role!r}, ...)")
+        if self._current != role:
+            with torch.no_grad(), self.as_role(role), self.rollout_mode():
+                return self.score(groups, role, max_tokens)
         self._verify(groups)
         scores = []
         for row in split_by_tokens(groups, max_tokens):
-            batch = self.plan.batch(row, self.device, self.config.get_text_config().pad_token_id or 0)
-            scores.append(head(hidden_states(self._active, batch).index_select(0, batch.last_index)))
+            batch = self.plan.batch(row, self.device, self._pad_token_id)
+            hidden = hidden_states(self._active, batch)
+            scores.append(self.heads[head](hidden.index_select(0, batch.last_index)))
         return torch.cat(scores)
+
+    @property
+    def _pad_token_id(self) -> int:
+        """What fills padded rows; masked, so any id inside the vocabulary will do (some configurations have -1)."""
+        return max(self.config.get_text_config().pad_token_id or 0, 0)
 
     def _verify(self, groups: Sequence[Group]) -> None:
         """Decide packed or padded once, on the first groups that come."""
@@ -353,11 +368,14 @@ class SharedModel(nn.Module):
             [(p, p.requires_grad) for p in self.parameters()],
             [(m, m.training) for m in self.modules()],
             list(self.model.active_adapters) if peft else [],
+            self.model.active_adapter if peft else None,
             peft and self._adapters_off(),
             self._active,
+            self._current,
         )
 
     def _switch(self, name: str, role: Role) -> None:
+        self._current = name
         self._active = self.frozen_copies.get(name, self.causal_lm)
         if isinstance(self.model, PeftModel) and name not in self.frozen_copies:
             if role.adapter is None:
@@ -372,9 +390,10 @@ class SharedModel(nn.Module):
             self.eval()
 
     def _restore(self, flags: _Flags) -> None:
-        self._active = flags.active
+        self._current, self._active = flags.role, flags.active
         if isinstance(self.model, PeftModel):
             self.model.base_model.set_adapter(flags.adapters)
+            self.model.active_adapter = flags.active_adapter
             if flags.adapters_off:
                 self.model.base_model.disable_adapter_layers()
             elif self._adapters_off():

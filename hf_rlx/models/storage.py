@@ -38,12 +38,12 @@ def packing_obstacle(model: PreTrainedModel) -> str | None:
     config = model.config.get_text_config()
     if model.config.is_encoder_decoder:
         return "encoder-decoder model"
-    if not model._can_set_attn_implementation() or not getattr(model, "_supports_sdpa", False):
-        return "its attention does not go through transformers' AttentionInterface"
     if getattr(model, "_is_stateful", False):
         return "recurrent state"
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return "soft-capped attention scores"
+    if not model._can_set_attn_implementation() or not getattr(model, "_supports_sdpa", False):
+        return "its attention does not go through transformers' AttentionInterface"
     mixers = {str(t) for t in getattr(config, "layer_types", None) or []}
     foreign = mixers - {"full_attention", "sliding_attention"}
     if foreign:

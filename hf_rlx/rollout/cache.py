@@ -36,19 +36,10 @@ class GrowingLayer(DynamicLayer):
         self.values = self._value_buffer[:, :, : used + added]
         return self.keys, self.values
 
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each row `repeats` times: one prefilled prompt becomes K rows."""
-        if self.is_initialized:
-            self._rebuild(self.keys.repeat_interleave(repeats, dim=0), self.values.repeat_interleave(repeats, dim=0))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the rows at `indices`."""
-        if self.is_initialized:
-            self._rebuild(self.keys.index_select(0, indices), self.values.index_select(0, indices))
-
-    def _rebuild(self, keys: Tensor, values: Tensor) -> None:
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keep the rows at these indices, in this order; an index may come several times."""
         self._key_buffer = self._value_buffer = None
-        self.keys, self.values = keys, values
+        super().reorder_cache(beam_idx)
 
 
 def _grown(states: Tensor, capacity: int) -> Tensor:
@@ -65,11 +56,10 @@ def new_cache(config: Any) -> DynamicCache:
     return cache
 
 
-def repeats_rows(cache: Any) -> bool:
-    """Whether every layer of the cache can repeat and drop rows."""
-    return bool(cache.layers) and all(
-        hasattr(layer, "batch_repeat_interleave") and hasattr(layer, "batch_select_indices") for layer in cache.layers
-    )
+def takes_rows(cache: Any) -> bool:
+    """Whether every layer can repeat and drop rows. `reorder_cache` is asked for, as it carries the recurrent
+    state of hybrid layers too; their inherited `batch_repeat_interleave` repeats the keys alone."""
+    return bool(cache.layers) and all(hasattr(layer, "reorder_cache") for layer in cache.layers)
 
 
 def as_index(rows: list[int], device: torch.device) -> Tensor:

@@ -102,7 +102,11 @@ def collect(
             scorer.submit(_request(rows[index], prompts[index], completions))
             bar.update(len(completions))
 
-        sampled = sampler.generate([p.ids for p in prompts], num_generations, params, on_group, on_step)
+        try:
+            sampled = sampler.generate([p.ids for p in prompts], num_generations, params, on_group, on_step)
+        except BaseException:
+            scorer.discard()
+            raise
         generated = time.perf_counter()
         bar.set_postfix_str("waiting for rewards")
         scores = _in_order(scorer.gather(), submitted, num_generations)

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_rlx.models.shared import SharedModel
-from hf_rlx.rollout.cache import as_index, new_cache, repeats_rows
+from hf_rlx.rollout.cache import as_index, new_cache, takes_rows
 from hf_rlx.rollout.sampling import SamplingParams, sample_step, uniforms
 from hf_rlx.types import Completion
 
@@ -53,7 +53,8 @@ class Generator:
     Args:
         model: the policy; adapters run in place, the base is never merged.
         tokenizer: decodes completions and stop strings.
-        max_rows: completions that decode side by side at most; more prompts wait for their turn.
+        max_rows: completions that decode side by side; more prompts wait for their turn. The K completions of one
+            prompt always run together, also where K is larger.
         extra_eos: further token ids that end a completion.
     """
 
@@ -198,15 +199,21 @@ class _Decoding:
         self.cache: Any = new_cache(self.lm.config)
         # transformers is renaming `past_key_values`; models that follow take `cache`.
         takes = inspect.signature(self.lm.forward).parameters
-        self.cache_argument = "cache" if "cache" in takes else "past_key_values"
-        self.can_drop_rows = repeats_rows(self.cache)
-        if not self.can_drop_rows:  # recurrent state: the K rows are prefilled one by one
+        self.cache_argument = next((name for name in ("cache", "past_key_values") if name in takes), "")
+        if not self.cache_argument:
+            raise ValueError(
+                f"{type(self.lm).__name__} takes no transformers cache, so the built-in generator cannot sample from it"
+            )
+        self.can_drop_rows = takes_rows(self.cache)
+        if not self.can_drop_rows:  # the K rows are prefilled one by one
             ids, mask = ids.repeat_interleave(num_generations, 0), mask.repeat_interleave(num_generations, 0)
+        # Purely recurrent models multiply their states by the mask they get: after the prefill they must get none.
+        self.attends = not self.cache.layers or any(hasattr(layer, "keys") for layer in self.cache.layers)
         # Explicit positions: absolute-position models read padding as positions otherwise.
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         logits = self._forward(ids, mask, positions)
         if self.can_drop_rows:
-            self.cache.batch_repeat_interleave(num_generations)
+            self.cache.reorder_cache(torch.arange(len(prompts), device=device).repeat_interleave(num_generations))
             logits, mask = logits.repeat_interleave(num_generations, 0), mask.repeat_interleave(num_generations, 0)
             ids, positions = ids.repeat_interleave(num_generations, 0), positions.repeat_interleave(num_generations, 0)
         self.logits, self.mask, self.position = logits, mask, positions[:, -1:]
@@ -218,7 +225,7 @@ class _Decoding:
             for row, (row_ids, row_mask) in enumerate(zip(ids, mask, strict=True)):
                 self.seen[row, row_ids[row_mask.bool()]] = True
 
-    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+    def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
         cache: dict[str, Any] = {self.cache_argument: self.cache}
         output = self.lm(
             input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1, **cache
@@ -228,7 +235,7 @@ class _Decoding:
     def keep_rows(self, keep: list[int]) -> None:
         """Drop all rows but those at `keep`."""
         index = as_index(keep, self.mask.device)
-        self.cache.batch_select_indices(index)
+        self.cache.reorder_cache(index)
         self.mask, self.position = self.mask[index], self.position[index]
         self.logits = self.logits[index]
         self.seen = None if self.seen is None else self.seen[index]
@@ -239,4 +246,4 @@ class _Decoding:
             self.seen.scatter_(1, tokens[:, None], True)
         self.mask = torch.cat([self.mask, self.mask.new_ones(len(tokens), 1)], dim=1)
         self.position = self.position + 1
-        self.logits = self._forward(tokens[:, None], self.mask, self.position)
+        self.logits = self._forward(tokens[:, None], self.mask if self.attends else None, self.position)

@@ -303,7 +303,8 @@ class ModelReward:
         chat_template_kwargs: passed to the tokenizer's chat template.
 
     Raises:
-        ValueError: more than one label, no tokenizer to be found, or a conversation without a chat template.
+        ValueError: more than one label, PEFT prompt learning, no tokenizer to be found, or (when called) logits of
+            another shape, or a conversation and no chat template.
     """
 
     runs_on_main_thread = True  # shares device and compute with the policy
@@ -323,6 +324,8 @@ class ModelReward:
         labels = getattr(self.config, "num_labels", 1)
         if labels != 1:
             raise ValueError(f"a reward model gives one score, but {_name_of(model)!r} has num_labels={labels}")
+        if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+            raise ValueError("a reward model with PEFT prompt learning is not supported; LoRA is")
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.__name__ = _name_of(model)
@@ -336,8 +339,6 @@ class ModelReward:
         self.max_length: int = max_length or min(limit for limit in limits if limit)
         self.append_eos = append_eos
         self.chat_template_kwargs = chat_template_kwargs or {}
-        if getattr(text_config, "pad_token_id", None) is None:
-            text_config.pad_token_id = self._pad_id  # asked for by the model's own logits only
 
     def __call__(self, prompts: list[Any], completions: list[Any], **_: Any) -> list[float | None]:
         """Score N completions (text, or message lists); None for a row without a single token."""
@@ -381,9 +382,8 @@ class ModelReward:
         last = torch.tensor([len(row) - 1 for row in rows], device=device)
         mask = (torch.arange(width, device=device) <= last[:, None]).long()
         inner: Any = getattr(self.model, "_orig_mod", self.model)
-        # PEFT puts its layers inside the base model; only prompt learning needs the outer forward.
-        if hasattr(inner, "get_base_model") and not inner.active_peft_config.is_prompt_learning:
-            inner = inner.get_base_model()
+        if hasattr(inner, "get_base_model"):
+            inner = inner.get_base_model()  # PEFT has put its layers inside
         head, backbone = getattr(inner, "score", None), getattr(inner, "base_model", None)
         if isinstance(head, nn.Module) and isinstance(backbone, nn.Module) and backbone is not inner:
             hidden = backbone(input_ids=ids, attention_mask=mask).last_hidden_state  # (B, T, hidden)

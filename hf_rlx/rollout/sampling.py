@@ -143,8 +143,6 @@ def from_generation_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, value in (kwargs or {}).items():
         if name == "do_sample":
-            if not value:
-                result["temperature"] = 0.0
             continue
         if name not in known:
             raise ValueError(
@@ -154,4 +152,6 @@ def from_generation_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any]:
         if known[name] == "stop_strings":
             value = (value,) if isinstance(value, str) else tuple(value)
         result[known[name]] = value
+    if kwargs and kwargs.get("do_sample") is False:
+        result["temperature"] = 0.0
     return result

@@ -321,15 +321,18 @@ class RewardScorer(AbstractContextManager):
                     raise job.error
             return self._merge(here + background)
         finally:
-            for job in background:
-                job.drop()
-            self._requests, self._jobs = [], []
+            self.discard()
+
+    def discard(self) -> None:
+        """Drop what was submitted and not gathered, e.g. when generation failed on the way."""
+        for job in [job for jobs in self._jobs for job in jobs]:
+            job.drop()
+        self._requests, self._jobs = [], []
 
     def close(self) -> None:
         """End the threads; what is still queued is dropped. A call that hangs is left to its daemon thread."""
         self._closed = True
-        for job in [job for jobs in self._jobs for job in jobs]:
-            job.drop()
+        self.discard()
         while self._loops:
             _, loop = self._loops.popitem()
             loop.loop.call_soon_threadsafe(loop.loop.stop)

@@ -20,7 +20,7 @@ class VllmGenerator:
         model: whose policy weights are pushed to vLLM before each rollout.
         tokenizer: decodes completions.
         accelerator: of the trainer.
-        params: sampling settings; vLLM takes them at construction.
+        params: sampling settings of the first rollout.
         options: keyword arguments of `trl.generation.VLLMGeneration` (mode, server, memory share, ...).
 
     Raises:
@@ -49,14 +49,8 @@ class VllmGenerator:
             model=model.model,
             accelerator=accelerator,
             processing_class=tokenizer,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=params.top_k,
-            min_p=params.min_p or 0.0,
-            repetition_penalty=params.repetition_penalty,
-            max_completion_length=params.max_completion_length,
             logprobs=0,
-            generation_kwargs={"stop": list(params.stop_strings)} if params.stop_strings else None,
+            **_settings(params),
             **options,
         )
 
@@ -69,6 +63,8 @@ class VllmGenerator:
         on_step: OnStep | None = None,
     ) -> list[list[Completion]]:
         """Push the weights, sample K completions a prompt; see `Generator.generate`."""
+        for name, value in _settings(params).items():  # read at every call; evaluation has settings of its own
+            setattr(self.engine, name, value)
         self.engine.sync_weights()
         repeated = [ids for ids in prompt_ids for _ in range(num_generations)]
         _, completion_ids, logprobs, _ = self.engine.generate(repeated, None, num_generations)
@@ -96,3 +92,16 @@ class VllmGenerator:
         # A log-prob that the engine did not report is NaN: its importance weight is 1.
         values = [float("nan") if not token or token[0] is None else float(token[0]) for token in logps]
         return Completion(list(ids), values, ended or len(ids) < params.max_completion_length, text)
+
+
+def _settings(params: SamplingParams) -> dict[str, Any]:
+    """Sampling settings under the names of `VLLMGeneration`. No seed: the K requests of a prompt would be equal."""
+    return {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "min_p": params.min_p or 0.0,
+        "repetition_penalty": params.repetition_penalty,
+        "max_completion_length": params.max_completion_length,
+        "generation_kwargs": {"stop": list(params.stop_strings)} if params.stop_strings else {},
+    }

@@ -159,8 +159,7 @@ class BaseTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the metrics gathered since the last log."""
-        evaluating = any(key.startswith("eval_") for key in logs)
-        if not evaluating and "train_runtime" not in logs:
+        if "loss" in logs:  # not an evaluation under whatever prefix, and not the summary of the run
             logs = {**logs, **self.metrics["train"].flush()}
         super().log(logs, start_time)
 
@@ -186,9 +185,17 @@ class BaseTrainer(Trainer):
 
 
 def public_args(args: BaseConfig) -> dict[str, Any]:
-    """The configuration as plain JSON values, secrets left out."""
-    plain = args.to_dict()
-    return {k: v for k, v in plain.items() if not any(k == s or k.endswith(f"_{s}") for s in _SECRETS)}
+    """The configuration as plain JSON values; secrets are left out, also inside dictionaries."""
+    return _public(args.to_dict())
+
+
+def _public(value: Any) -> Any:
+    if isinstance(value, dict):
+        shown = {str(k): v for k, v in value.items()}
+        return {k: _public(v) for k, v in shown.items() if not any(k == s or k.endswith(f"_{s}") for s in _SECRETS)}
+    if isinstance(value, list | tuple):
+        return [_public(v) for v in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
 def pad_columns(parts: list[Tensor]) -> Tensor:

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from hf_rlx.rollout.collect import Collected
+from hf_rlx.rollout.scoring import ScoreResult
+
+COUNTS = ("abstained", "errors", "timeouts", "unscored")  # metrics of the scorer that add up
 
 if TYPE_CHECKING:
     from hf_rlx.trainers.online import OnlineTrainer
@@ -38,14 +41,32 @@ def replace_flat_groups(trainer: OnlineTrainer, collected: Collected) -> Collect
             rounds -= 1
             break
         fresh = trainer.rollout(_fresh_rows(trainer, len(flat), rounds), rounds)
-        for index, rollout in zip(flat, fresh.rollouts, strict=True):
+        moved = {}
+        for rollout_index, (index, rollout) in enumerate(zip(flat, fresh.rollouts, strict=True)):
             if has_signal(rollout.total):
                 rollouts[index] = rollout
+                moved[index] = rollout_index
+        _move_scores(collected.scores, fresh.scores, moved, trainer.args.num_generations)
         generation += fresh.generation_seconds
         waiting += fresh.waiting_seconds
         tokens += fresh.tokens
     metrics.add("dynamic_sampling/rounds", rounds)
     return Collected(rollouts, collected.scores, generation, waiting, tokens)
+
+
+def _move_scores(scores: ScoreResult, fresh: ScoreResult, moved: dict[int, int], size: int) -> None:
+    """Put the rows of fresh groups where the replaced ones were: `moved` is replaced group -> fresh group. Faults of
+    all rounds are counted."""
+    for name in fresh.extra:
+        scores.extra.setdefault(name, [None] * len(scores.total))
+    for old, new in moved.items():
+        here, there = slice(old * size, (old + 1) * size), slice(new * size, (new + 1) * size)
+        scores.rewards[here], scores.total[here] = fresh.rewards[there], fresh.total[there]
+        for name, values in scores.extra.items():
+            values[here] = fresh.extra[name][there] if name in fresh.extra else [None] * size
+    for name, count in fresh.metrics.items():
+        if name.rsplit("/", 1)[-1] in COUNTS:
+            scores.metrics[name] = scores.metrics.get(name, 0.0) + count
 
 
 def _fresh_rows(trainer: OnlineTrainer, count: int, round_index: int) -> list[dict]:

@@ -29,7 +29,6 @@ averaging (`loss_type`); `GRPOConfig.preset(name)` sets a published recipe in on
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +47,7 @@ from hf_rlx.functional import (
 )
 from hf_rlx.models.roles import POLICY, REFERENCE
 from hf_rlx.trainers.config import described, strict
-from hf_rlx.trainers.observe import record_update
+from hf_rlx.trainers.observe import record_clips, record_update
 from hf_rlx.trainers.online import OnlineTrainer
 from hf_rlx.trainers.online_config import OnlineConfig
 from hf_rlx.trainers.steps import StepReward, score_steps, token_advantages
@@ -109,7 +108,8 @@ class GRPOConfig(OnlineConfig):
     kl_in_reward: bool = described(False, "Subtract beta x summed k1 from the reward instead of adding a loss term.")
     entropy_coef: float = described(0.0, "Bonus on the mean entropy of the kept tokens.")
     multi_objective_aggregation: str = described(
-        "sum_then_normalize", 'Or "normalize_then_sum": each reward function normalised within its group first.'
+        "sum_then_normalize",
+        'Or "normalize_then_sum" (GDPO): each function normalised within its group, their sum over the batch.',
     )
     # Fields of TRL that are not carried: any other value than the default is refused.
     router_aux_loss_coef: float | None = described(None, "Not carried.")
@@ -159,6 +159,13 @@ class GRPOConfig(OnlineConfig):
             raise ValueError(
                 f"importance_sampling_level={self.importance_sampling_level!r} has one ratio a completion: "
                 f"loss_type={self.loss_type!r} would weigh completions by their length; use loss_type='grpo'"
+            )
+
+        shaped = self.kl_in_reward or self.soft_overlong_cache is not None
+        if self.multi_objective_aggregation == "normalize_then_sum" and shaped:
+            raise ValueError(
+                "normalize_then_sum reads the reward functions one by one, so soft_overlong_cache and kl_in_reward have "
+                "no place in it: write the penalty as a reward function, and leave the KL in the loss"
             )
 
     @classmethod
@@ -249,10 +256,12 @@ class GRPOTrainer(OnlineTrainer):
         if reward_funcs is None:
             raise ValueError("reward_funcs is missing: a function (prompts, completions, **columns) -> list of floats")
         self.step_reward_funcs = step_reward_funcs or []
+        args = GRPOConfig("grpo_output") if args is None else args
+        logger.info(args.recipe)
         super().__init__(
             model,
             reward_funcs,
-            GRPOConfig("grpo_output") if args is None else args,
+            args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=processing_class,
@@ -266,34 +275,34 @@ class GRPOTrainer(OnlineTrainer):
     def compute_advantages(self, rollouts: list[Rollout]) -> None:
         """Compare each completion with its group; set `advantages` and `keep`."""
         args = self.args
-        total = torch.stack([r.total for r in rollouts]).double()
+        total, scale = torch.stack([r.total for r in rollouts]).double(), args.scale_rewards
         if args.multi_objective_aggregation == "normalize_then_sum":
-            total = self._normalised_sum(rollouts)
-        if args.scale_rewards == "leave_one_out":
+            total, scale = self._normalised_sum(rollouts), "batch"  # GDPO: the sum is scaled over the batch
+        if scale == "leave_one_out":
             result = rloo_advantages(total, keep_zero_variance=args.keep_zero_variance)
         else:
-            std = {
-                ("group", 0): "population",
-                ("group", 1): "sample",
-                ("batch", 0): "batch",
-                ("batch", 1): "batch_sample",
-            }
-            kind = std.get((args.scale_rewards, args.scale_ddof), "none")
-            result = grpo_advantages(total, kind, args.advantage_eps, args.keep_zero_variance)
-        keep = result.keep
+            kinds = {"group": ("population", "sample"), "batch": ("batch", "batch_sample")}
+            kind = kinds.get(scale, ("none", "none"))[args.scale_ddof]
+            everyone = self._on_all_processes(total) if scale == "batch" else total
+            result = grpo_advantages(everyone, kind, args.advantage_eps, args.keep_zero_variance)
+        first = self.accelerator.process_index * len(rollouts) if len(result.keep) > len(rollouts) else 0
         steps = [score_steps(f, rollouts) for f in self.step_reward_funcs]
         for index, rollout in enumerate(rollouts):
-            rollout.advantages, rollout.keep = result.advantages[index].float(), keep[index].clone()
+            rollout.advantages = result.advantages[first + index].float()
+            rollout.keep = result.keep[first + index].clone()
             if steps:
                 extra = token_advantages([s[index] for s in steps], rollout, self.tokenizer, args.advantage_eps)
                 rollout.advantages = rollout.advantages[:, None] + extra
                 rollout.keep |= (extra != 0).any(dim=1)
-            finished = torch.tensor([c.finished for c in rollout.completions])
             if args.mask_truncated_completions:
-                rollout.keep &= finished
+                rollout.keep &= torch.tensor([c.finished for c in rollout.completions])
         store = self.metrics["train"]
         store.add("groups/kept_fraction", sum(float(bool(r.keep.any())) for r in rollouts) / len(rollouts))
         store.add("advantages/abs_mean", torch.cat([r.advantages.abs().flatten() for r in rollouts]).mean())
+
+    def _on_all_processes(self, total: Tensor) -> Tensor:
+        """(processes x P, K) of (P, K), in float32 as some devices have nothing wider."""
+        return self.accelerator.gather(total.float().to(self.args.device)).double().cpu()
 
     def _normalised_sum(self, rollouts: list[Rollout]) -> Tensor:
         """(P, K) weighted sum of rewards that were each normalised within their group (GDPO, 2601.05242)."""
@@ -338,8 +347,7 @@ class GRPOTrainer(OnlineTrainer):
 
     def minibatch_loss(self, model: nn.Module, batch: MiniBatch) -> Tensor:
         """DeepSeekMath eq. 3 with the configured switches, as a share of the optimizer step's loss."""
-        args, store = self.args, self.metrics["train"]
-        start = time.perf_counter()
+        args = self.args
         want_entropy = {"want_entropy": True, "entropy_grad": args.entropy_coef != 0}
         if not batch.groups:
             return model(self.dummy_groups(), temperature=args.temperature, **want_entropy).per_token_logps.sum() * 0
@@ -368,19 +376,24 @@ class GRPOTrainer(OnlineTrainer):
             )
             loss = loss - args.entropy_coef * bonus
         self._record(out, batch, scores)
-        tokens = int(batch.mask.sum())
-        store.add("update/tokens_per_second", tokens / max(time.perf_counter() - start, 1e-9), tokens)
         return loss
 
+    def update(self, model: nn.Module, batch: MiniBatch) -> Tensor:
+        """See `OnlineTrainer`; a micro-batch with nothing to learn from is a 0 in the logged parts of the loss."""
+        if not batch.groups:
+            self._record_parts(0.0, 0.0)
+        return super().update(model, batch)
+
+    def _record_parts(self, policy: float | Tensor, kl: float | Tensor) -> None:
+        """Shares of one optimizer step's loss; their mean over micro-steps and processes, scaled back to a step."""
+        shares = self.args.gradient_accumulation_steps * self.accelerator.num_processes
+        self.metrics["train"].add("policy_loss", policy * shares)
+        self.metrics["train"].add("kl_loss", kl * shares)
+
     def _record(self, out: Any, batch: MiniBatch, scores: Any) -> None:
-        store, tokens = self.metrics["train"], int(batch.mask.sum())
+        store = self.metrics["train"]
         sequence_kl = record_update(store, batch, scores)
         if sequence_kl is not None:
             self.note_kl(sequence_kl)
-        store.add("policy_loss", out.policy_loss, reduce="sum")
-        store.add("kl_loss", out.kl_loss, reduce="sum")
-        for name, share in (("low", out.clip_low_fraction), ("high", out.clip_high_fraction)):
-            store.add(f"clip_ratio/{name}_mean", share, tokens)
-        store.add("clip_ratio/low_min", out.clip_low_fraction, reduce="min")
-        store.add("clip_ratio/high_max", out.clip_high_fraction, reduce="max")
-        store.add("clip_ratio/region_mean", out.clip_low_fraction + out.clip_high_fraction, tokens)
+        self._record_parts(out.policy_loss, out.kl_loss)
+        record_clips(store, batch, out, 1 - self.args.epsilon, 1 + self.args.clip_high)

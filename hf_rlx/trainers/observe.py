@@ -10,11 +10,12 @@ from tqdm.auto import tqdm
 
 from hf_rlx.functional import kl_estimators, masked_mean
 from hf_rlx.rollout.collect import Collected
-from hf_rlx.trainers.dynamic_sampling import has_signal
+from hf_rlx.trainers.dynamic_sampling import COUNTS, has_signal
 from hf_rlx.trainers.metrics import MetricStore
 from hf_rlx.types import Rollout, TokenScores
 
 if TYPE_CHECKING:
+    from hf_rlx.functional import GrpoLossOutput
     from hf_rlx.trainers.online import OnlineTrainer
     from hf_rlx.trainers.windows import MiniBatch
 
@@ -46,9 +47,10 @@ def record_rollouts(trainer: OnlineTrainer, collected: Collected) -> int:
     rollouts = collected.rollouts
     record_rewards(store, rollouts, collected.scores.names, collected.scores.metrics)
     record_lengths(store, rollouts)
-    store.add_seconds("rollout", collected.generation_seconds)
+    seconds = collected.generation_seconds
+    store.add_seconds("rollout", seconds)
     store.add_seconds("rewards", collected.waiting_seconds)
-    store.add("rollout/tokens_per_second", collected.tokens / max(collected.generation_seconds, 1e-9))
+    store.add("rollout/tokens_per_second", collected.tokens / max(seconds, 1e-9), seconds)
     trainer.tables.add("train", trainer.state.global_step, rollouts, collected.scores)
     prompt_tokens = sum(len(r.prompt_ids) * len(r.completions) for r in rollouts)
     return prompt_tokens + collected.tokens
@@ -62,7 +64,7 @@ def record_rewards(store: MetricStore, rollouts: list[Rollout], names: list[str]
         store.add(f"rewards/{name}/mean", values.mean() if values.numel() else float("nan"), values.numel())
         store.add(f"rewards/{name}/std", values.std() if values.numel() > 1 else float("nan"), values.numel())
     for name, value in extra.items():
-        store.add(name, value, reduce="sum" if name.rsplit("/", 1)[-1] in _COUNTS else "mean")
+        store.add(name, value, reduce="sum" if name.rsplit("/", 1)[-1] in COUNTS else "mean")
     for rollout in rollouts:
         total = rollout.total[~torch.isnan(rollout.total)]
         if total.numel():
@@ -70,9 +72,6 @@ def record_rewards(store: MetricStore, rollouts: list[Rollout], names: list[str]
         if total.numel() > 1:
             store.add("reward_std", total.std(), total.numel())
         store.add("frac_reward_zero_std", float(not has_signal(rollout.total)))
-
-
-_COUNTS = ("abstained", "errors", "timeouts", "unscored")
 
 
 def record_lengths(store: MetricStore, rollouts: list[Rollout]) -> None:
@@ -110,3 +109,20 @@ def record_update(store: MetricStore, batch: MiniBatch, scores: TokenScores) -> 
     store.add("kl/k3_sequence", kl.k3_sequence.mean(), rows)
     store.add("kl/max_log_ratio", kl.k1.abs().max(), reduce="max")
     return kl.k1_sequence
+
+
+def record_clips(store: MetricStore, batch: MiniBatch, out: GrpoLossOutput, lowest: float, highest: float) -> None:
+    """Shares of tokens (of completions, where the ratio is theirs) whose gradient the clip cut; the extremes are over
+    completions: the share of each one's tokens."""
+    real = batch.mask.any(dim=1)
+    units = int((batch.mask if out.ratio.shape == batch.mask.shape else real).sum())
+    store.add("clip_ratio/low_mean", out.clip_low_fraction, units)
+    store.add("clip_ratio/high_mean", out.clip_high_fraction, units)
+    store.add("clip_ratio/region_mean", out.clip_low_fraction + out.clip_high_fraction, units)
+    if not real.any():
+        return
+    advantages = batch.advantages if batch.advantages.ndim == 2 else batch.advantages[:, None]
+    low, high = (advantages < 0) & (out.ratio < lowest), (advantages > 0) & (out.ratio > highest)
+    shares = [masked_mean(cut.expand(batch.mask.shape).float(), batch.mask, dim=1)[real] for cut in (low, high)]
+    store.add("clip_ratio/low_min", shares[0].min(), reduce="min")
+    store.add("clip_ratio/high_max", shares[1].max(), reduce="max")

@@ -109,7 +109,9 @@ class OnlineTrainer(BaseTrainer):
         self._window: deque[MiniBatch] = deque()
         self._kl_seen: list[Tensor] = []
         self._num_tokens = 0
-        self._step_started = time.perf_counter()
+        self._step_started: float | None = None
+        self._logged_step = 0
+        self._last_group: Group | None = None
         self.tables = CompletionTables(
             Path(args.output_dir) / "completions",
             args.num_completions_to_print,
@@ -125,6 +127,8 @@ class OnlineTrainer(BaseTrainer):
     def training_step(self, model: nn.Module, inputs: list[dict[str, Any]], num_items_in_batch: Any = None) -> Tensor:
         """One micro-step; the first of a window samples it. Returns this micro-step's share of the loss."""
         model.train()
+        if self._step_started is None:
+            self._step_started, self._logged_step = time.perf_counter(), self.state.global_step
         if not self._window:
             self._window.extend(self.collect(inputs))
             self._bar.start(len(self._window))
@@ -143,6 +147,7 @@ class OnlineTrainer(BaseTrainer):
 
     def update(self, model: nn.Module, batch: MiniBatch) -> Tensor:
         """Forward and backward of one micro-batch, inside the policy's role."""
+        store, start = self.metrics["train"], time.perf_counter()
         if not batch.groups and self.accelerator.num_processes == 1:
             return torch.zeros((), device=self.args.device)
         with self.compute_loss_context_manager():
@@ -150,6 +155,8 @@ class OnlineTrainer(BaseTrainer):
         # The loss is a share of one sum over all processes; DDP averages gradients, hence the factor.
         loss = loss * self.accelerator.num_processes
         self.accelerator.backward(loss)
+        seconds = max(time.perf_counter() - start, 1e-9)
+        store.add("update/tokens_per_second", int(batch.mask.sum()) / seconds, seconds)
         return loss.detach()
 
     def compute_advantages(self, rollouts: list[Rollout]) -> None:
@@ -193,6 +200,7 @@ class OnlineTrainer(BaseTrainer):
     def rollout(self, rows: list[dict[str, Any]], round_index: int, **changes: Any) -> Collected:
         """One rollout with the current weights; the seed follows from run seed, step, process and round."""
         args = self.args
+        self.scorer.trainer_state = self.state  # train() makes a new one
         seed = ((args.seed * 1009 + self.state.global_step) * 64 + self.accelerator.process_index) * 16 + round_index
         with self.compute_loss_context_manager():
             return collect(
@@ -220,13 +228,13 @@ class OnlineTrainer(BaseTrainer):
     def minibatches(self, rollouts: list[Rollout]) -> list[MiniBatch]:
         """Deal kept completions to micro-steps; add old and reference log-probs and the normalizers."""
         args = self.args
+        self._last_group = rollouts[0].group()
         steps = args.optimizer_steps_per_window
         off_policy = steps * args.num_iterations > 1
         batches = []
         for shares in deal(rollouts, steps, args.gradient_accumulation_steps):
             rows = sum(len(r.completions) for r in rollouts) // steps // len(shares)
             step = [self._minibatch(rollouts, share, rows, off_policy) for share in shares]
-            step[0].opens_step = True
             count = sum(self.loss_count(b.mask, b.rows).float() for b in step).to(args.device)
             normalizer = self.accelerator.reduce(count, "sum").clamp(min=1)
             for batch in step:
@@ -276,9 +284,10 @@ class OnlineTrainer(BaseTrainer):
         return self.args.beta > 0
 
     def dummy_groups(self) -> list[Group]:
-        """A smallest forward: every process must run a backward in a step that DDP synchronises."""
-        token = self.tokenizer.eos_token_id or 0
-        return [Group.from_lists([token], [[token]])]
+        """A small forward: every process must run a backward in a step that DDP synchronises. Of real tokens,
+        because the first forward of all decides whether this model can run packed rows."""
+        group = self._last_group or Group.from_lists([0], [[0]])
+        return [Group(group.prompt_ids[-48:], tuple(ids[:24] for ids in group.response_ids[:2]))]
 
     def note_kl(self, sequence_kl: Tensor) -> None:
         """Remember summed k1 (nats a sequence) for the adaptive controller."""
@@ -292,14 +301,18 @@ class OnlineTrainer(BaseTrainer):
         self._kl_seen = []
         pair = torch.tensor([float(seen.sum()), float(seen.numel())], device=self.args.device)
         total, count = self.accelerator.reduce(pair, "sum").tolist()
-        if count:
-            self.kl_controller.update(total / count, int(count))
+        if count:  # the KL is known of the completions that were trained on; the episodes are all that were sampled
+            self.kl_controller.update(total / count, int(self.args.generation_batch_size or count))
 
     # What the Trainer asks for.
 
     def get_train_dataloader(self) -> DataLoader:
         """Prompts, window by window; not sharded by accelerate: the sampler gives each process its own."""
         args = self.args
+        if self.train_dataset is None:
+            raise ValueError("train() needs a train_dataset with a `prompt` column")
+        self._window.clear()  # of a run that stopped in the middle of it
+        self._step_started = None
         sampler = WindowSampler(
             len(self.train_dataset),
             args.prompts_per_window,
@@ -315,16 +328,21 @@ class OnlineTrainer(BaseTrainer):
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Sample and score `eval_dataset`; logs rewards, lengths, and accuracies with intervals."""
-        return evaluate_rollouts(self, eval_dataset, metric_key_prefix)
+        start = time.perf_counter()
+        self.scorer.trainer_state = self.state
+        metrics = evaluate_rollouts(self, eval_dataset, metric_key_prefix)
+        if self._step_started is not None:  # not a part of the training step
+            self._step_started += time.perf_counter() - start
+        return metrics
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add throughput and the coefficient of the KL."""
         if "loss" in logs:
-            now = time.perf_counter()
-            steps = max(self.state.global_step - getattr(self, "_logged_step", 0), 1)
-            logs["step_time"] = (now - self._step_started) / steps
-            self._step_started, self._logged_step = now, self.state.global_step
-            logs["num_tokens"] = self._num_tokens
+            now, step = time.perf_counter(), self.state.global_step
+            logs["step_time"] = (now - (self._step_started or now)) / max(step - self._logged_step, 1)
+            self._step_started, self._logged_step = now, step
+            tokens = torch.tensor(self._num_tokens, device=self.args.device)
+            logs["num_tokens"] = int(self.accelerator.reduce(tokens, "sum"))
             logs["beta"] = self.kl_controller.coef
             if self.args.log_completions and self.is_world_process_zero():
                 self.tables.write("train", self.state.global_step)

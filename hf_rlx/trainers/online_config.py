@@ -93,10 +93,14 @@ class OnlineConfig(BaseConfig):
         super().__post_init__()
         if self.num_generations < 2:
             raise ValueError("num_generations must be at least 2: a group of one has no baseline to compare with")
+        if self.auto_find_batch_size:
+            raise ValueError(
+                "auto_find_batch_size cannot keep groups whole; lower per_device_train_batch_size yourself"
+            )
         accumulation = self.gradient_accumulation_steps
         per_step = self.per_device_train_batch_size * self.world_size
         if self.generation_batch_size is not None:
-            if self.steps_per_generation is not None:
+            if self.steps_per_generation not in (None, self.generation_batch_size / per_step):
                 raise ValueError("give generation_batch_size or steps_per_generation, not both")
             if self.generation_batch_size % per_step:
                 raise ValueError(
@@ -127,7 +131,31 @@ class OnlineConfig(BaseConfig):
             raise ValueError("kl_target needs a starting beta above 0")
         if self.log_completions_hub_repo is not None:
             raise ValueError("log_completions_hub_repo is not carried; push the folder `completions/` yourself")
-        self.sampling_params()  # refuses bad values now rather than at the first rollout
+        if self.sync_ref_model and self.beta == 0:
+            raise ValueError("sync_ref_model moves the reference, but beta=0 has none; set beta above 0")
+        self._check_ranges()
+        params = self.sampling_params()  # refuses bad values now rather than at the first rollout
+        if params.temperature == 0:
+            raise ValueError("training needs a temperature above 0: greedy completions of one prompt are all the same")
+        # Where generation_kwargs win, log-probs and length limits follow what the sampler does.
+        self.temperature, self.max_completion_length = params.temperature, params.max_completion_length
+
+    def _check_ranges(self) -> None:
+        modes = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+        fine = {
+            "num_iterations must be at least 1": self.num_iterations >= 1,
+            "num_generations_eval must be at least 1": (self.num_generations_eval or 1) >= 1,
+            "max_rollout_rows must be at least 1": self.max_rollout_rows >= 1,
+            "dynamic_sampling_rounds must be from 1 to 15": 1 <= self.dynamic_sampling_rounds <= 15,
+            'vllm_mode must be "colocate" or "server"': self.vllm_mode in ("colocate", "server"),
+            f"vllm_importance_sampling_mode must be one of {modes}": self.vllm_importance_sampling_mode in modes,
+        }
+        for message, holds in fine.items():
+            if not holds:
+                raise ValueError(f"{message}, got {getattr(self, message.split()[0])!r}")
+        cache, limit = self.soft_overlong_cache, self.sampling_params().max_completion_length
+        if cache is not None and not 0 <= cache <= limit:
+            raise ValueError(f"soft_overlong_cache ({cache}) must lie between 0 and max_completion_length ({limit})")
 
     @property
     def prompts_per_window(self) -> int:

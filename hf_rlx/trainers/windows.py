@@ -34,7 +34,7 @@ class WindowSampler(Sampler[list[int]]):
         self.epoch = 0
         if self.windows == 0:
             raise ValueError(
-                f"the dataset has {num_rows} prompts but a rollout needs {prompts * world_size}; add prompts, or lower "
+                f"the dataset has {num_rows} prompts but a rollout needs {prompts * world_size}; add some, or lower "
                 "per_device_train_batch_size, steps_per_generation or gradient_accumulation_steps"
             )
 
@@ -75,7 +75,6 @@ class MiniBatch:
         is_weights: (B, R) importance weights; None: 1.
         normalizer: denominator of the loss over the whole optimizer step and all processes.
         rows: completions that this share was dealt, dropped ones included.
-        opens_step: True on the first micro-step of an optimizer step.
     """
 
     groups: list[Group]
@@ -87,7 +86,6 @@ class MiniBatch:
     ref_logps: Tensor | None = None
     is_weights: Tensor | None = None
     normalizer: Tensor | None = None
-    opens_step: bool = False
 
 
 def deal(rollouts: Sequence[Rollout], steps: int, micro_steps: int) -> list[list[list[tuple[int, list[int]]]]]:
@@ -111,7 +109,7 @@ def deal(rollouts: Sequence[Rollout], steps: int, micro_steps: int) -> list[list
             members.setdefault(p, []).append(k)
         largest = -(-per_step // micro_steps)
         if all(len(ks) <= largest for ks in members.values()):
-            shares = _balanced(members, micro_steps, largest)
+            shares = _balanced(members, micro_steps, largest) or _balanced(members, micro_steps, largest, True)
         else:
             shares = None
         if shares is None:  # a group is larger than a micro-step: cut the list of completions
@@ -132,15 +130,17 @@ def _keeps(rollout: Rollout, index: int) -> bool:
 
 
 def _balanced(
-    members: dict[int, list[int]], micro_steps: int, largest: int
+    members: dict[int, list[int]], micro_steps: int, largest: int, first_fit: bool = False
 ) -> list[list[tuple[int, list[int]]]] | None:
-    """Whole groups to the micro-step with the fewest completions so far; None where one would overflow."""
+    """Whole groups, the largest first, to the micro-step with the fewest completions so far (`first_fit`: to the
+    first with room, which fits more); None where one would overflow."""
     shares: list[list[tuple[int, list[int]]]] = [[] for _ in range(micro_steps)]
     load = [0] * micro_steps
     for p, ks in sorted(members.items(), key=lambda item: -len(item[1])):
-        target = min(range(micro_steps), key=lambda i: load[i])
-        if load[target] + len(ks) > largest:
+        room = [i for i in range(micro_steps) if load[i] + len(ks) <= largest]
+        if not room:
             return None
+        target = room[0] if first_fit else min(room, key=lambda i: load[i])
         shares[target].append((p, ks))
         load[target] += len(ks)
     return shares

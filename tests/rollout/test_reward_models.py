@@ -164,6 +164,14 @@ def test_a_peft_adapter_counts():
         assert scorer.call(["a"], ["b" + EOS]) == pytest.approx(before, abs=1e-5)
 
 
+def test_peft_prompt_learning_is_refused():
+    from peft import PromptTuningConfig, get_peft_model
+
+    model = get_peft_model(llama(), PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=2))
+    with pytest.raises(ValueError, match="prompt learning is not supported"):
+        ModelReward(model, tokenizer())
+
+
 def test_models_that_give_no_single_score_are_refused():
     with pytest.raises(ValueError, match="num_labels=3"):
         ModelReward(llama(num_labels=3), tokenizer())

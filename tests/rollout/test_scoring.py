@@ -79,6 +79,16 @@ def test_a_function_without_kwargs_gets_only_what_it_accepts():
     same(result.rewards, [[1.0, 5.0]] * 4)
 
 
+def test_the_arguments_stand_for_the_columns_of_their_names():
+    def reward(completions, **kwargs):
+        assert not {"prompt", "completion"} & set(kwargs)
+        assert completions == ["x"]
+        return [1.0]
+
+    columns = {"prompt": "p", "completion": "gold", "completions": ["gold"]}
+    same(score(reward, ScoreRequest("2+2=", ["x"], [[1]], columns)).total, [1.0])
+
+
 def test_a_required_parameter_that_no_column_gives_is_named():
     def reward(completions, answers):
         return [0.0] * len(completions)
@@ -118,7 +128,7 @@ class Scale:
 
 class AsyncScale(Scale):
     async def __call__(self, completions, **kwargs):
-        await asyncio.sleep(0)
+        assert threading.current_thread().name == "reward-async-loop"
         return [self.factor] * len(completions)
 
 
@@ -185,8 +195,11 @@ def test_the_total_weighs_the_components_present():
 
 
 def test_nan_abstains_and_is_told_once(caplog):
-    with caplog.at_level(logging.WARNING):
-        result = score(returns([1.0, NAN, NAN, 0.0]), request(), request())
+    with caplog.at_level(logging.WARNING), RewardScorer(returns([1.0, NAN, NAN, 0.0])) as scorer:
+        for _ in range(2):
+            scorer.submit(request())
+            scorer.submit(request())
+            result = scorer.gather()
     same(result.rewards[:, 0], [1.0, NAN, NAN, 0.0] * 2)
     assert result.metrics["rewards/reward/abstained"] == 4
     assert [r.message.count("returned NaN") for r in caplog.records] == [1]
@@ -318,6 +331,35 @@ def test_the_first_fault_in_order_is_raised_and_the_scorer_stays_usable():
         same(scorer.gather().rewards, [[1.0, 1.0]])
 
 
+def test_after_an_error_what_was_submitted_with_it_is_dropped():
+    ran = []
+
+    def bad_first(completions):
+        ran.append(completions[0])
+        if completions[0] == "bad":
+            raise ValueError
+        time.sleep(0.4)
+        return [1.0]
+
+    async def endless(completions):
+        try:
+            await asyncio.sleep(0 if completions[0] == "new" else 20)
+        except asyncio.CancelledError:
+            ran.append("cancelled")
+            raise
+        return [1.0]
+
+    with RewardScorer([bad_first, endless]) as scorer:
+        for text in ("bad", "running", "queued", "queued"):
+            scorer.submit(request(completions=(text,)))
+        with pytest.raises(RewardError):
+            scorer.gather()
+        scorer.submit(request(completions=("new",)))
+        same(scorer.gather().rewards, [[1.0, 1.0]])
+        assert ran.count("cancelled") == 4
+        assert "queued" not in ran
+
+
 # --- time limits -----------------------------------------------------------------------------------------------------
 
 
@@ -382,10 +424,14 @@ def test_a_slow_coroutine_is_cancelled():
             raise
         return [1.0]
 
-    texts = ("fast", "slow", "fast")
-    result = score(slow, *[request(completions=(text,)) for text in texts], timeout=0.3, on_error="skip")
+    with RewardScorer(slow, timeout=0.3, on_error="skip") as scorer:
+        for text in ("fast", "slow", "fast"):
+            scorer.submit(request(completions=(text,)))
+        result = scorer.gather()
+        scorer.submit(request(completions=("fast",)))
+        scorer.gather()
+        assert cancelled == ["slow"]
     same(result.total, [1.0, NAN, 1.0])
-    assert cancelled == ["slow"]
     assert result.metrics["rewards/timeouts"] == 1
 
 

@@ -1,0 +1,239 @@
+"""Where hf_rlx differs from TRL 1.16 on purpose, why, and which test proves it.
+
+Everything else is meant to be the same: constructor arguments and their order, configuration fields and defaults,
+dataset columns, the reward-function signature, log keys. `tests/parity/` holds both lists: a default that differs and
+stands in no entry fails there, and so does an entry that is no longer true.
+
+Keys are `"<Config>.<field>"` for a default (it holds for every configuration that inherits from `<Config>`), or a few
+words for a behaviour.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One deliberate difference.
+
+    Args:
+        trl: TRL's default value, or what TRL does.
+        ours: our default value, or what we do.
+        reason: why.
+        test: pytest node id of the proof, from the repository's root.
+    """
+
+    trl: Any
+    ours: Any
+    reason: str
+    test: str
+
+
+_HERE = "tests/parity/test_differences.py::"
+_DEFAULTS = "tests/parity/test_contract.py::test_defaults_are_trl_s_but_for_the_table"
+
+
+def _default(trl: Any, ours: Any, reason: str, test: str = _DEFAULTS) -> Difference:
+    return Difference(trl, ours, reason, test)
+
+
+def _behaviour(trl: str, ours: str, reason: str, test: str) -> Difference:
+    return Difference(trl, ours, reason, test if test.startswith("tests/") else _HERE + test)
+
+
+_TABLE: dict[str, Difference] = {
+    # Defaults. `GRPOConfig.preset("trl")` sets those of the algorithm back.
+    "GRPOConfig.loss_type": _default("dapo", "grpo", "plain GRPO is what the paper defines (DeepSeekMath eq. 3)"),
+    "GRPOConfig.beta": _default(0.0, 0.04, "the paper's; 0 keeps no reference at all"),
+    "GRPOConfig.use_bias_correction_kl": _default(
+        True, False, "the paper's plain k3; with the ratio on it the gradient is the reverse KL's also off policy"
+    ),
+    "GRPOConfig.vllm_importance_sampling_mode": _default(
+        "sequence_mask",
+        "token_truncate",
+        "a sequence's summed ratio grows with its length, so sequence_mask silently drops long completions",
+    ),
+    "GRPOConfig.vllm_importance_sampling_clip_max": _default(3.0, 2.0, "the threshold documented for token_truncate"),
+    "BaseConfig.disable_dropout": _default(
+        False, True, "old, new and reference log-probs must be one function of the weights; DPO has it on in TRL too"
+    ),
+    "BaseConfig.fp16": _default(
+        False, None, "None: chosen from the device", _HERE + "test_precision_is_chosen_from_the_device"
+    ),
+    "BaseConfig.gradient_checkpointing": _default(
+        True, None, "None: on GPUs only; on a CPU memory is not what is short, and it costs a second forward"
+    ),
+    "BaseConfig.logging_nan_inf_filter": _default(True, False, "a NaN loss must show; the filter logs it as 0"),
+    # Numbers.
+    "advantage scale": _behaviour(
+        "(r - mean) / (sample std + 1e-4)",
+        "(r - mean) / (population std + 1e-6); fields scale_ddof and advantage_eps",
+        "the paper's worked example [1, 0, 0, 1] gives [1, -1, -1, 1] with the population's",
+        "test_advantages_use_the_population_std",
+    ),
+    "groups without a signal": _behaviour(
+        "advantage about 0 by the eps, the rows stay in the denominators and under the KL",
+        "found by max - min, advantage exactly 0, out of loss and denominators; field keep_zero_variance",
+        "they dilute the step with nothing: three quarters and more of the update on an easy task",
+        "test_flat_groups_leave_loss_and_denominators",
+    ),
+    "completions without a reward": _behaviour(
+        "advantage 0, the row stays in the denominators and under the KL",
+        "out of loss and denominators, under every preset",
+        "an abstention is no reward of 0",
+        "test_unscored_completions_leave_the_denominators",
+    ),
+    "mask_truncated_completions": _behaviour(
+        "the row's mask is 0 but loss_type grpo counts it in the mean over rows",
+        "the row is out of loss and denominators",
+        "a row that says nothing must not shrink the step",
+        "test_truncated_completions_leave_the_denominators",
+    ),
+    "masks": _behaviour(
+        "multiply: NaN under the mask makes the loss NaN",
+        "select: what stands under the mask is never read",
+        "NaN * 0 is NaN",
+        "test_nan_under_the_mask_is_harmless",
+    ),
+    "log-ratio clamp": _behaviour(
+        "none: exp overflows float32 from 89 nats on",
+        "policy log-ratios are clamped to +-20 before the exponential (gradient 0 outside)",
+        "one token off by 100 nats makes the loss infinite and the run worthless",
+        "test_a_log_ratio_of_100_nats_stays_finite",
+    ),
+    "k3 clamp": _behaviour(
+        "none",
+        "the log-ratio to the reference is clamped to +-20 inside k3",
+        "as above; k1, which is logged and may enter the reward, is never clamped",
+        "test_a_reference_100_nats_away_stays_finite",
+    ),
+    "bnpo": _behaviour(
+        "token mean of each micro-batch, averaged over gradient accumulation",
+        "the same as dapo: token mean over the optimizer step",
+        "the gradient must not depend on how a step was split",
+        "test_bnpo_does_not_depend_on_the_split",
+    ),
+    "dapo over several optimizer steps": _behaviour(
+        "each step is divided by the window's tokens / its steps",
+        "each step is divided by its own tokens",
+        "a token mean is over the tokens that are there",
+        "test_dapo_divides_by_the_step_s_own_tokens",
+    ),
+    "entropy bonus": _behaviour(
+        "token mean of the micro-batch whatever the loss_type",
+        "averaged as the loss is, over the optimizer step",
+        "one denominator: the split changes nothing, and the coefficient means the same beside the policy term",
+        "test_the_entropy_bonus_is_averaged_as_the_loss",
+    ),
+    "dropout": _behaviour(
+        "disable_dropout reaches nn.Dropout modules",
+        "it reaches attention dropout and adapters too",
+        "attention dropout is a plain number on the module in most models",
+        "test_attention_dropout_is_switched_off",
+    ),
+    "sequence ratios": _behaviour(
+        'importance_sampling_level="sequence" goes with every loss_type',
+        'with loss_type="grpo" only',
+        "one ratio a completion under a token mean weighs completions by their length",
+        "test_sequence_ratios_need_completion_means",
+    ),
+    "metric kl": _behaviour(
+        "multiplied with the ratio where use_bias_correction_kl is on",
+        "plain k3, comparable between runs",
+        "the logged distance must not depend on how the loss estimates its gradient",
+        "test_the_logged_kl_is_plain_k3",
+    ),
+    "metric reward_std": _behaviour(
+        "over all completions of the batch",
+        "within a group, averaged",
+        "it is what the group baseline learns from; between prompts the spread is their difficulty",
+        "test_reward_std_is_within_a_group",
+    ),
+    # The loop.
+    "precision": _behaviour(
+        "bf16 unless fp16 is set, whatever the device",
+        "bf16 from compute capability 8.0 on, else fp16, float32 on CPU",
+        "a T4 only emulates bfloat16, and crawls",
+        "test_precision_is_chosen_from_the_device",
+    ),
+    "adapters on a 4-bit base": _behaviour(
+        "cast to bfloat16",
+        "float32",
+        "under fp16 the gradient scaler has no bfloat16 kernel, and small updates are lost in 8 bits of mantissa",
+        "test_adapters_on_a_4_bit_base_stay_float32",
+    ),
+    "evaluation": _behaviour(
+        "num_generations completions at the training temperature",
+        "one greedy completion; fields num_generations_eval and eval_temperature",
+        "accuracy of what would be used, at an eighth of the cost",
+        "test_evaluation_is_one_greedy_completion",
+    ),
+    "groups and processes": _behaviour(
+        "the batch of all processes is a multiple of num_generations; a group may be split",
+        "that of each process is; groups stay whole",
+        "no gather for a baseline, and the prompt is computed once",
+        "test_each_process_holds_whole_groups",
+    ),
+    "groups and micro-batches": _behaviour(
+        "completions of a window are shuffled over its micro-batches",
+        "a group stays in one micro-batch wherever the sizes allow it",
+        "its prompt is then computed once for all its completions",
+        "test_groups_stay_whole_in_micro_batches",
+    ),
+    "generation window": _behaviour(
+        "steps_per_generation below gradient_accumulation_steps samples several times a step",
+        "rounded up to the accumulation",
+        "the weights are the same within a step, so one rollout does",
+        "test_a_window_is_at_least_one_optimizer_step",
+    ),
+    "long prompts": _behaviour(
+        "go to the model whatever its context length",
+        "refused where a whole completion does not fit after them",
+        "beyond its context a model samples noise",
+        "test_a_prompt_without_room_is_refused",
+    ),
+    "streaming datasets": _behaviour(
+        "accepted",
+        "refused, with what to do",
+        "windows, resuming and the epoch's order need rows by index",
+        "test_streaming_datasets_are_refused",
+    ),
+    "features that are not carried": _behaviour(
+        "tools, rollout_func, environment_factory; loss types cispo, sapo, luspo, vespo; adaptive entropy; "
+        "continuous batching",
+        "refused by name, never ignored",
+        "few ideas, each used everywhere; verifiers plug into TRL's trainer for the rest",
+        "test_what_is_not_carried_is_refused",
+    ),
+    "contradicting arguments": _behaviour(
+        "model_init_kwargs or quantization_config with a model in memory: ignored with a warning",
+        "refused",
+        "a setting that changes nothing is a wrong result later",
+        "test_contradicting_arguments_are_refused",
+    ),
+    "sync_ref_model with an adapter": _behaviour(
+        "refused",
+        "the reference is a second, frozen adapter",
+        "LoRA is the usual way here",
+        "test_the_reference_adapter_moves_with_the_policy",
+    ),
+    "saved settings": _behaviour(
+        "training_args.bin, a pickle that holds the Hub token",
+        "training_args.json, without secrets",
+        "a folder that is pushed or shared must not carry code or a token",
+        "test_a_saved_run_has_no_pickle_and_no_token",
+    ),
+    "reward models": _behaviour(
+        "the score at the last token that is not the pad token",
+        "at the last attended token",
+        "with pad = eos the former reads the token before EOS",
+        "tests/rollout/test_reward_models.py::test_the_score_is_read_at_eos_also_when_pad_is_eos",
+    ),
+}
+
+DIFFERS_FROM_TRL: MappingProxyType[str, Difference] = MappingProxyType(_TABLE)
+
+__all__ = ["DIFFERS_FROM_TRL", "Difference"]

@@ -1,0 +1,100 @@
+"""Two processes over gloo give the gradient of one process on the same prompts, and none waits for the other."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.invariants.two_processes import CASES, train
+from tests.trainers.tools import relative_gap, untimed
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 120  # seconds; a process that waits for a backward of the other one would wait for ever
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """What rank 0 and rank 1 saw."""
+    folder = tmp_path_factory.mktemp("processes")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {
+        **os.environ,
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "true",
+    }
+    logs = [(folder / f"log{rank}.txt").open("w") for rank in range(2)]
+    workers = [
+        subprocess.Popen(
+            [sys.executable, str(ROOT / "tests/invariants/two_processes.py"), str(folder)],
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=logs[rank],
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(2)
+    ]
+    try:
+        codes = [worker.wait(LIMIT) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+        for log in logs:
+            log.close()
+    assert codes == [0, 0], "".join((folder / f"log{rank}.txt").read_text()[-3000:] for rank in range(2))
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c != "all flat"])
+def test_two_processes_give_the_gradient_of_one(both, tmp_path, case):
+    """Also where one process has nothing to learn from, and where a group leaves a micro-step empty."""
+    one = train(case, tmp_path, 1)
+    assert one["prompts"] == 4
+    for rank in range(2):
+        assert both[rank][case]["prompts"] == 2
+        assert relative_gap(both[rank][case]["gradients"], one["gradients"]) < 2e-6
+    ours, whole = both[0][case]["log"][0], one["log"][0]
+    for name in (
+        "loss",
+        "policy_loss",
+        "kl_loss",
+        "reward",
+        "frac_reward_zero_std",
+        "num_tokens",
+        "groups/kept_fraction",
+    ):
+        assert ours[name] == pytest.approx(whole[name], abs=1e-6), name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_processes_end_in_the_same_weights_and_log_the_same(both, case):
+    """Every metric is reduced over processes, in training and evaluation."""
+    first, second = both[0][case], both[1][case]
+    assert first["weights"] == second["weights"]
+    assert [untimed(e) for e in first["log"]] == [untimed(e) for e in second["log"]]
+    assert untimed(first["eval"]) == untimed(second["eval"])
+
+
+def test_no_signal_anywhere_is_a_zero_gradient(both):
+    """Both processes run their dummy backward, and the result is 0, not NaN."""
+    for rank in range(2):
+        gradients = both[rank]["all flat"]["gradients"]
+        assert all(not g.any() for g in gradients.values())
+        assert both[rank]["all flat"]["log"][0]["loss"] == 0
+
+
+def test_evaluation_counts_every_row_once(both, tmp_path):
+    """Five rows on two processes: the mean over five."""
+    one = train("grpo", tmp_path, 1)
+    assert both[0]["grpo"]["eval"]["eval_reward"] == pytest.approx(one["eval"]["eval_reward"], abs=1e-6)
