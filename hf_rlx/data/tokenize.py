@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
@@ -51,12 +50,14 @@ def encode_prompt(
                 "give prompts as plain text"
             )
         prefilled = prompt[-1]["role"] == "assistant"
-        text = tokenizer.apply_chat_template(
-            prompt,
-            tokenize=False,
-            add_generation_prompt=not prefilled,
-            continue_final_message=prefilled,
-            **(chat_template_kwargs or {}),
+        text = str(
+            tokenizer.apply_chat_template(
+                prompt,
+                tokenize=False,
+                add_generation_prompt=not prefilled,
+                continue_final_message=prefilled,
+                **(chat_template_kwargs or {}),
+            )
         )
         # The template writes the special tokens itself.
         ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -87,13 +88,15 @@ def char_to_token(tokenizer: PreTrainedTokenizerBase, token_ids: list[int], char
     """
     if not token_ids:
         return []
-    text = tokenizer.decode(token_ids, skip_special_tokens=True)
+    prefixes = [str(tokenizer.decode(token_ids[: i + 1], skip_special_tokens=True)) for i in range(len(token_ids))]
     # What a prefix has in common with the whole: half a character decodes to a replacement character.
-    lengths = [
-        len(os.path.commonprefix([text, tokenizer.decode(token_ids[: i + 1], skip_special_tokens=True)]))
-        for i in range(len(token_ids))
-    ]
+    lengths = [_common_length(prefixes[-1], prefix) for prefix in prefixes]
     result = []
     for end in char_ends:
         result.append(next((i for i, length in enumerate(lengths) if length >= end), len(token_ids) - 1))
     return result
+
+
+def _common_length(a: str, b: str) -> int:
+    """Characters that two texts share at their start."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

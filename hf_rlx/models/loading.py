@@ -83,12 +83,11 @@ def load_causal_lm(name_or_path: str | Path, quantization_config: Any = None, **
         if getattr(config, "is_encoder_decoder", False):
             raise ValueError(f"{name_or_path} is an encoder-decoder model; hf_rlx trains decoder-only models")
     model = AutoModelForCausalLM.from_pretrained(source, **kwargs)
-    if "gguf_file" in kwargs and quantization_config is None and hasattr(model.config, "quantization_config"):
-        # The weights are dequantised on loading; the leftover entry would refuse to be saved.
-        del model.config.quantization_config
+    if "gguf_file" in kwargs and quantization_config is None:
+        _forget_gguf(model)
     if str(name_or_path) == SMOLLM2:
         # An adapter names its base: the model's own id, not the folder it was found in.
-        model.config.name_or_path = _SMOLLM2_HUB
+        model.name_or_path = model.config.name_or_path = _SMOLLM2_HUB
     return model
 
 
@@ -98,9 +97,21 @@ def keep_trainable_layout(model: nn.Module) -> None:
     It does so in place at the first forward in evaluation mode (a rollout, a probe), rounds the scales, and has
     no backward for the new layout: adapters below such a layer would get no gradient from there on.
     """
+    module: Any
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
+
+
+def _forget_gguf(model: PreTrainedModel) -> None:
+    """The weights of a GGUF file are dequantised on loading; what is left of the quantisation would refuse to be
+    saved and would count as a quantised base."""
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    for leftover in ("hf_quantizer", "quantization_method"):
+        if leftover in vars(model):
+            delattr(model, leftover)
+    model.is_quantized = False
 
 
 def load_tokenizer(name_or_path: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:

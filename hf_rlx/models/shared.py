@@ -49,7 +49,7 @@ class _Flags:
     requires_grad: list[tuple[nn.Parameter, bool]]
     training: list[tuple[nn.Module, bool]]
     adapters: list[str]
-    active_adapter: str | None
+    active_adapter: str
     adapters_off: bool
     active: PreTrainedModel
     role: str
@@ -152,7 +152,8 @@ class SharedModel(nn.Module):
     @property
     def causal_lm(self) -> PreTrainedModel:
         """The transformers model, adapters injected or not."""
-        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        base: Any = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        return base
 
     @property
     def config(self) -> Any:
@@ -182,7 +183,7 @@ class SharedModel(nn.Module):
     @property
     def hf_device_map(self) -> dict[str, Any]:
         """Where accelerate placed the base's parts; absent, as on the base, where it was not asked to."""
-        return self.causal_lm.hf_device_map
+        return getattr(self.causal_lm, "hf_device_map")  # noqa: B009
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """transformers' `generate` with the policy."""
@@ -368,7 +369,7 @@ class SharedModel(nn.Module):
             [(p, p.requires_grad) for p in self.parameters()],
             [(m, m.training) for m in self.modules()],
             list(self.model.active_adapters) if peft else [],
-            self.model.active_adapter if peft else None,
+            self.model.active_adapter if peft else "",
             peft and self._adapters_off(),
             self._active,
             self._current,
@@ -378,10 +379,11 @@ class SharedModel(nn.Module):
         self._current = name
         self._active = self.frozen_copies.get(name, self.causal_lm)
         if isinstance(self.model, PeftModel) and name not in self.frozen_copies:
+            tuner: Any = self.model.base_model
             if role.adapter is None:
-                self.model.base_model.disable_adapter_layers()
+                tuner.disable_adapter_layers()
             else:
-                self.model.base_model.enable_adapter_layers()
+                tuner.enable_adapter_layers()
                 self.model.set_adapter(role.adapter)
         for parameter_name, parameter in self.named_parameters():
             if parameter.is_floating_point():
@@ -392,12 +394,13 @@ class SharedModel(nn.Module):
     def _restore(self, flags: _Flags) -> None:
         self._current, self._active = flags.role, flags.active
         if isinstance(self.model, PeftModel):
-            self.model.base_model.set_adapter(flags.adapters)
+            tuner: Any = self.model.base_model
+            tuner.set_adapter(flags.adapters)
             self.model.active_adapter = flags.active_adapter
             if flags.adapters_off:
-                self.model.base_model.disable_adapter_layers()
+                tuner.disable_adapter_layers()
             elif self._adapters_off():
-                self.model.base_model.enable_adapter_layers()
+                tuner.enable_adapter_layers()
         for parameter, requires_grad in flags.requires_grad:
             parameter.requires_grad_(requires_grad)
         for module, training in flags.training:

@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import tempfile
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +89,10 @@ def save(shared: SharedModel, folder: Path, **kwargs: Any) -> None:
 
 def _save_adapter(model: PeftModel, adapter: str, target: Path) -> None:
     """PEFT puts adapters other than `default` into a sub-folder of their name; we want them at `target`."""
-    model.save_pretrained(str(target), selected_adapters=[adapter], safe_serialization=True)
+    with warnings.catch_warnings():
+        # Offline PEFT cannot compare the vocabulary with the base's and takes it as unchanged, which it is.
+        warnings.filterwarnings("ignore", "Could not find a config file in", UserWarning)
+        model.save_pretrained(str(target), selected_adapters=[adapter], safe_serialization=True)
     nested = target / adapter
     if adapter != "default" and nested.is_dir():
         _move_into(nested, target)

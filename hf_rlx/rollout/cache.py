@@ -25,18 +25,20 @@ class GrowingLayer(DynamicLayer):
             self.lazy_initialization(key_states, value_states)
             self.keys = key_states.new_empty(*key_states.shape[:2], 0, key_states.shape[3])
             self.values = value_states.new_empty(*value_states.shape[:2], 0, value_states.shape[3])
-        used, added = self.keys.shape[2], key_states.shape[2]
+        keys: Any = self.keys  # `DynamicLayer` types them as absent before the first call
+        used, added = keys.shape[2], key_states.shape[2]
         if self._key_buffer is None or self._value_buffer is None or used + added > self._key_buffer.shape[2]:
             capacity = max(2 * used, used + added + 32)
-            self._key_buffer = _grown(self.keys, capacity)
-            self._value_buffer = _grown(self.values, capacity)
+            self._key_buffer = _grown(keys, capacity)
+            values: Any = self.values
+            self._value_buffer = _grown(values, capacity)
         self._key_buffer[:, :, used : used + added] = key_states
         self._value_buffer[:, :, used : used + added] = value_states
         self.keys = self._key_buffer[:, :, : used + added]
         self.values = self._value_buffer[:, :, : used + added]
         return self.keys, self.values
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
+    def reorder_cache(self, beam_idx: Any) -> None:
         """Keep the rows at these indices, in this order; an index may come several times."""
         self._key_buffer = self._value_buffer = None
         super().reorder_cache(beam_idx)

@@ -173,7 +173,7 @@ class Generator:
     ) -> None:
         """A row has ended: decode its text; when it was its prompt's last one, hand the group on."""
         row = rows[row_number]
-        row.completion.text = self.tokenizer.decode(row.completion.token_ids, skip_special_tokens=True)
+        row.completion.text = str(self.tokenizer.decode(row.completion.token_ids, skip_special_tokens=True))
         open_rows[row.prompt] -= 1
         if open_rows[row.prompt] == 0:
             done[row.prompt] = [r.completion for r in rows if r.prompt == row.prompt]
@@ -202,7 +202,7 @@ class _Decoding:
         self.cache_argument = next((name for name in ("cache", "past_key_values") if name in takes), "")
         if not self.cache_argument:
             raise ValueError(
-                f"{type(self.lm).__name__} takes no transformers cache, so the built-in generator cannot sample from it"
+                f"{type(self.lm).__name__} takes no transformers cache, which the built-in generator needs"
             )
         self.can_drop_rows = takes_rows(self.cache)
         if not self.can_drop_rows:  # the K rows are prefilled one by one
@@ -213,7 +213,8 @@ class _Decoding:
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         logits = self._forward(ids, mask, positions)
         if self.can_drop_rows:
-            self.cache.reorder_cache(torch.arange(len(prompts), device=device).repeat_interleave(num_generations))
+            every: Any = torch.arange(len(prompts), device=device).repeat_interleave(num_generations)
+            self.cache.reorder_cache(every)
             logits, mask = logits.repeat_interleave(num_generations, 0), mask.repeat_interleave(num_generations, 0)
             ids, positions = ids.repeat_interleave(num_generations, 0), positions.repeat_interleave(num_generations, 0)
         self.logits, self.mask, self.position = logits, mask, positions[:, -1:]

@@ -87,7 +87,7 @@ class VllmGenerator:
         return groups
 
     def _completion(self, ids: list[int], logps: list[list[float | None]], params: SamplingParams) -> Completion:
-        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
         ended = bool(ids) and (ids[-1] in self.eos or any(stop in text for stop in params.stop_strings))
         # A log-prob that the engine did not report is NaN: its importance weight is 1.
         values = [float("nan") if not token or token[0] is None else float(token[0]) for token in logps]

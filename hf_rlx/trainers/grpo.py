@@ -164,7 +164,7 @@ class GRPOConfig(OnlineConfig):
         shaped = self.kl_in_reward or self.soft_overlong_cache is not None
         if self.multi_objective_aggregation == "normalize_then_sum" and shaped:
             raise ValueError(
-                "normalize_then_sum reads the reward functions one by one, so soft_overlong_cache and kl_in_reward have "
+                "normalize_then_sum reads the reward functions one by one, soft_overlong_cache and kl_in_reward have "
                 "no place in it: write the penalty as a reward function, and leave the KL in the loss"
             )
 

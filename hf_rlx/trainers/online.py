@@ -92,6 +92,11 @@ class OnlineTrainer(BaseTrainer):
             callbacks=callbacks,
             optimizers=optimizers,
         )
+        if self.shared.roles[POLICY].adapter is not None and args.learning_rate <= 1e-6:
+            logger.warning(
+                "learning_rate=%g is made for full weights and hardly moves an adapter; try 1e-5 to 1e-4",
+                args.learning_rate,
+            )
         self.scorer = RewardScorer(
             reward_funcs,
             weights=args.reward_weights,

@@ -18,9 +18,10 @@ PROMPTS = tiny.tokens(3, 9, 6, 1)
 
 
 def make(family="llama", tokenizer=None, lora=True, **options):
-    options, changes = {k: v for k, v in options.items() if k in ("max_rows", "extra_eos")}, {
-        k: v for k, v in options.items() if k not in ("max_rows", "extra_eos")
-    }
+    options, changes = (
+        {k: v for k, v in options.items() if k in ("max_rows", "extra_eos")},
+        {k: v for k, v in options.items() if k not in ("max_rows", "extra_eos")},
+    )
     config = tiny.lora(fan_in_fan_out=family == "gpt2", target_modules="all-linear") if lora else None
     model = SharedModel.build(tiny.causal_lm(family, **changes), config)
     tiny.randomise_lora(model)
@@ -77,7 +78,9 @@ def test_greedy_equals_transformers(family):
         assert [c.token_ids for c in completions] == [expected, expected]
 
 
-@pytest.mark.parametrize("settings", [{}, {"top_k": 2}, {"temperature": 0.7}, {"temperature": 0.7, "top_p": 0.8}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"top_k": 2}, {"temperature": 0.7}, {"temperature": 0.7, "top_p": 0.8}], ids=str
+)
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral_window", "falcon_h1"])
 def test_log_probs_are_the_trainers(family, settings):
     """Row 40 of the reports: with filters, too, the first ratio new / old is 1, at the sampling temperature."""
@@ -107,12 +110,17 @@ def test_greedy_with_repetition_penalty_equals_transformers():
 
 
 def test_the_penalty_ignores_padding():
-    """Behind left padding (id 0) the token 0 is not "seen": a short prompt beside a long one gets what it gets alone."""
+    """Padding is not "seen": let the padding id be the very token that comes first, and behind padding it still does.
+
+    The penalty of 1e6 would take it out of the race.
+    """
     generator = without_eos(make())
-    params = SamplingParams(12, temperature=0.0, repetition_penalty=1.7)
-    alone = generator.generate(PROMPTS[:1], 1, params)
+    params = SamplingParams(1, temperature=0.0, repetition_penalty=1e6)
+    ((alone,),) = generator.generate(PROMPTS[:1], 1, params)
+    (generator.pad,) = alone.token_ids
+    assert generator.pad not in PROMPTS[0]
     beside = generator.generate(PROMPTS[:2], 1, params)
-    assert ids_of(beside)[0] == ids_of(alone)[0]
+    assert beside[0][0].token_ids == alone.token_ids
 
 
 # --- seeds -----------------------------------------------------------------------------------------------------------
@@ -137,17 +145,25 @@ def test_the_global_random_state_plays_no_part():
 
 
 def test_tokens_of_a_prompt_do_not_depend_on_the_others():
-    """The prompt at index 1 gets the same tokens beside others, in batches of its own, and with rows that finish."""
+    """The prompt at index 1 gets the same tokens beside others, and in batches of its own."""
     params = SamplingParams(12, seed=5)
     expected = ids_of(without_eos(make()).generate(PROMPTS, 3, params))
     assert ids_of(without_eos(make(max_rows=3)).generate(PROMPTS, 3, params)) == expected
     other = [PROMPTS[2], PROMPTS[1], [7] * 20]
     assert ids_of(without_eos(make()).generate(other, 3, params))[1] == expected[1]
-    generator = make()
-    generator.eos = frozenset(range(3, 20))  # a quarter of all tokens ends a row, so rows leave early
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "falcon_h1", "mamba"])
+def test_rows_that_leave_change_nothing_for_the_rest(family):
+    """A quarter of all tokens ends a row: every row is a prefix of what it is when none ends."""
+    params = SamplingParams(12, seed=5)
+    generator = make(family, lora=False)
+    expected = ids_of(without_eos(generator).generate(PROMPTS, 3, params))
+    generator.eos = frozenset(range(3, 20))
     cut = ids_of(generator.generate(PROMPTS, 3, params))
-    assert all(full[: len(ids)] == ids for f, c in zip(expected, cut, strict=True) for full, ids in zip(f, c, strict=True))
-    assert {len(ids) for group in cut for ids in group} > {1}
+    rows = [(full, ids) for f, c in zip(expected, cut, strict=True) for full, ids in zip(f, c, strict=True)]
+    assert all(full[: len(ids)] == ids for full, ids in rows)
+    assert len({len(ids) for _, ids in rows}) > 3
 
 
 # --- ends ------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def test_precision_is_what_the_device_has():
 def test_a_typo_names_the_nearest_field(kind):
     with pytest.raises(TypeError, match=r"has no field `learing_rate`; did you mean `learning_rate`\?"):
         kind("x", learing_rate=1e-5)
-    with pytest.raises(TypeError, match="has no field `qqqqqqqqqq`$"):
+    with pytest.raises(TypeError, match=r"has no field `qqqqqqqqqq`$"):
         kind("x", qqqqqqqqqq=1)
 
 
