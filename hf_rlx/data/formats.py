@@ -25,6 +25,12 @@ def check_prompts(dataset: Any, name: str) -> None:
     if len(dataset) == 0:
         raise ValueError(f"{name} is empty")
     columns = list(getattr(dataset, "column_names", None) or dataset[0])
+    vision = [c for c in ("image", "images") if c in columns]
+    if vision:
+        raise ValueError(
+            f"{name} has the column `{vision[0]}`, but hf_rlx does not carry vision models; use trl.GRPOTrainer for "
+            "them (hf_rlx verifiers work there as reward_funcs), or remove the column"
+        )
     if "prompt" in columns:
         return
     likely = next((c for c in _LIKELY if c in columns), columns[0] if columns else "question")

@@ -77,7 +77,7 @@ class MetricStore:
 
 def _gathered(local: list) -> list:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return local
+        return gather_object(local)
     return local
 
 

@@ -40,7 +40,7 @@ def test_all_weights_learn_a_letter(tmp_path, preset):
         per_device_train_batch_size=32,
         num_generations=8,
         logging_steps=5,
-        # 27 nats lie between saying a token in hundred and saying it always: 0.05 a nat would be more than it is worth.
+        # 27 nats lie between a token in hundred and always: at 0.05 a nat that is more than it is worth.
         beta=0.001 if preset == "rloo" else 0.0,
         **({"dynamic_sampling": False, "soft_overlong_cache": None} if preset == "dapo" else {}),
     )
