@@ -97,6 +97,10 @@ class Completion:
     text: str = ""
 
 
+def _nothing() -> Tensor:
+    return torch.empty(0)
+
+
 @dataclass
 class Rollout:
     """One prompt, its K sampled completions, and everything that was learned about them.
@@ -107,10 +111,10 @@ class Rollout:
         prompt_ids: token ids of that text.
         completions: K completions.
         columns: the other columns of the prompt's dataset row.
-        rewards: (K, F) reward of every function, NaN where it abstained.
-        total: (K,) weighted sum, NaN where every function abstained.
-        advantages: (K,) or (K, R) after `advantages` were computed.
-        keep: (K,) bool, False where the completion leaves loss and denominators.
+        rewards: (K, F) reward of every function, NaN where it abstained; empty until scored.
+        total: (K,) weighted sum, NaN where every function abstained; empty until scored.
+        advantages: (K,) or (K, R); empty until computed.
+        keep: (K,) bool, False where the completion leaves loss and denominators; empty until computed.
     """
 
     prompt: str | Messages
@@ -118,10 +122,10 @@ class Rollout:
     prompt_ids: list[int]
     completions: list[Completion]
     columns: dict[str, Any] = field(default_factory=dict)
-    rewards: Tensor | None = None
-    total: Tensor | None = None
-    advantages: Tensor | None = None
-    keep: Tensor | None = None
+    rewards: Tensor = field(default_factory=_nothing)
+    total: Tensor = field(default_factory=_nothing)
+    advantages: Tensor = field(default_factory=_nothing)
+    keep: Tensor = field(default_factory=_nothing)
 
     def group(self) -> Group:
         """The token ids as a `Group`."""

@@ -56,7 +56,7 @@ class CompletionTables:
                     "advantage": _number(rollout.advantages, index),
                 }
                 for column, name in enumerate(scores.names):
-                    row[f"rewards/{name}"] = _number(rollout.rewards[:, column], index)  # type: ignore[index]
+                    row[f"rewards/{name}"] = _number(rollout.rewards[:, column], index)
                 for name, values in scores.extra.items():
                     if position < len(values):
                         row[name] = _plain(values[position])
@@ -110,8 +110,8 @@ def render(rows: list[dict[str, Any]], title: str, count: int, unique_prompts: b
     return table
 
 
-def _number(values: Any, index: int) -> float | None:
-    if values is None or values[index].ndim:
+def _number(values: Tensor, index: int) -> float | None:
+    if not values.numel() or values[index].ndim:
         return None
     value = float(values[index])
     return None if value != value else value

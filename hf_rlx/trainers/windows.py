@@ -126,7 +126,7 @@ def deal(rollouts: Sequence[Rollout], steps: int, micro_steps: int) -> list[list
 
 
 def _keeps(rollout: Rollout, index: int) -> bool:
-    return rollout.keep is None or bool(rollout.keep[index])
+    return not rollout.keep.numel() or bool(rollout.keep[index])
 
 
 def _balanced(
@@ -154,9 +154,9 @@ class WindowLoader(DataLoader):
         self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
 
 
-def row_of(advantages: Tensor | None, index: int, length: int) -> Tensor:
+def row_of(advantages: Tensor, index: int, length: int) -> Tensor:
     """Completion `index`'s advantage: a scalar, or its tokens' (R,) cut or padded to `length`."""
-    if advantages is None:
+    if not advantages.numel():
         raise ValueError("advantages were not computed")
     row = advantages[index]
     if row.ndim == 0:
