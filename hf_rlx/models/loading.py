@@ -103,7 +103,7 @@ def keep_trainable_layout(model: nn.Module) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def _forget_gguf(model: PreTrainedModel) -> None:
+def _forget_gguf(model: Any) -> None:
     """The weights of a GGUF file are dequantised on loading; what is left of the quantisation would refuse to be
     saved and would count as a quantised base."""
     if hasattr(model.config, "quantization_config"):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import nn
+from transformers import PreTrainedModel
+
 POLICY, REFERENCE, CRITIC, REWARD, STEP_REWARD = "policy", "reference", "critic", "reward", "step_reward"
 
 
@@ -14,6 +17,19 @@ class Role:
     adapter: str | None
     head: str | None = None
     trainable: bool = True
+
+
+@dataclass
+class Flags:
+    """Everything that `as_role` may touch, as it was."""
+
+    requires_grad: list[tuple[nn.Parameter, bool]]
+    training: list[tuple[nn.Module, bool]]
+    adapters: list[str]
+    active_adapter: str
+    adapters_off: bool
+    active: PreTrainedModel
+    role: str
 
 
 def belongs(parameter: str, adapter: str) -> bool:

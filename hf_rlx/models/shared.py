@@ -19,7 +19,6 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,28 +30,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_rlx.models import reference, storage
-from hf_rlx.models.attention import TREE_ATTENTION
-from hf_rlx.models.forward import ForwardPlan, hidden_states, score_batch, verify_plan
+from hf_rlx.models.forward import hidden_states, score_batch
 from hf_rlx.models.heads import ScalarHead
 from hf_rlx.models.loading import keep_trainable_layout, load_causal_lm
 from hf_rlx.models.packing import split_by_tokens
-from hf_rlx.models.roles import CRITIC, POLICY, Role, belongs
+from hf_rlx.models.plan import initial_plan, verify_plan
+from hf_rlx.models.roles import CRITIC, POLICY, Flags, Role, belongs
 from hf_rlx.types import Group, TokenScores
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class _Flags:
-    """Everything that `as_role` may touch, as it was."""
-
-    requires_grad: list[tuple[nn.Parameter, bool]]
-    training: list[tuple[nn.Module, bool]]
-    adapters: list[str]
-    active_adapter: str
-    adapters_off: bool
-    active: PreTrainedModel
-    role: str
 
 
 class SharedModel(nn.Module):
@@ -91,7 +77,7 @@ class SharedModel(nn.Module):
         self._active: PreTrainedModel = base
         self._current = POLICY
         self.policy_parameters = {name for name, p in self.named_parameters() if p.requires_grad}
-        self.plan = self._initial_plan(packing)
+        self.plan = initial_plan(base, packing)
 
     @classmethod
     def from_pretrained(
@@ -196,10 +182,6 @@ class SharedModel(nn.Module):
         options = {"use_reentrant": False, **(activation_checkpointing_kwargs or {})}
         self.causal_lm.activation_checkpointing_enable(activation_checkpointing_kwargs=options, **kwargs)
 
-    def activation_checkpointing_disable(self) -> None:
-        """Keep activations."""
-        self.causal_lm.gradient_checkpointing_disable()
-
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Frozen copies move and change type with the model, though they are not its parameters."""
         for frozen in self.frozen_copies.values():
@@ -271,13 +253,6 @@ class SharedModel(nn.Module):
         if not self.plan.verified:
             with self.rollout_mode():
                 self.plan = verify_plan(self._active, groups, self.plan, self.device)
-
-    def _initial_plan(self, packing: bool) -> ForwardPlan:
-        reason = "switched off" if not packing else storage.packing_obstacle(self.causal_lm)
-        if reason is None:
-            self.causal_lm.set_attn_implementation(TREE_ATTENTION)
-            return ForwardPlan()
-        return ForwardPlan(packed=False, reason=reason)
 
     # Roles.
 
@@ -363,9 +338,9 @@ class SharedModel(nn.Module):
             return parameter in self.policy_parameters
         return state.adapter not in (None, self.roles[POLICY].adapter) and belongs(parameter, str(state.adapter))
 
-    def _snapshot(self) -> _Flags:
+    def _snapshot(self) -> Flags:
         peft = isinstance(self.model, PeftModel)
-        return _Flags(
+        return Flags(
             [(p, p.requires_grad) for p in self.parameters()],
             [(m, m.training) for m in self.modules()],
             list(self.model.active_adapters) if peft else [],
@@ -391,7 +366,7 @@ class SharedModel(nn.Module):
         if not role.trainable:
             self.eval()
 
-    def _restore(self, flags: _Flags) -> None:
+    def _restore(self, flags: Flags) -> None:
         self._current, self._active = flags.role, flags.active
         if isinstance(self.model, PeftModel):
             tuner: Any = self.model.base_model

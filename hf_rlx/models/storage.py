@@ -1,4 +1,4 @@
-"""The folder layout of a `SharedModel`, and which families cannot run packed rows.
+"""The folder layout of a `SharedModel`.
 
 adapter_config.json, adapter_model.safetensors     the policy (or config.json, model.safetensors)
 reward/adapter_config.json, ...                    any further role's adapter
@@ -29,29 +29,6 @@ logger = logging.getLogger(__name__)
 
 ROLE_FILE, HEAD_FILE, ADAPTER_FILE = "role.json", "head.safetensors", "adapter_config.json"
 _UNSAVED = ("policy", "reference")
-
-
-def packing_obstacle(model: PreTrainedModel) -> str | None:
-    """Why a family cannot run packed rows as far as its configuration tells, or None.
-
-    What a configuration does not tell is caught by comparing both forwards on the first micro-batch.
-    """
-    config = model.config.get_text_config()
-    if model.config.is_encoder_decoder:
-        return "encoder-decoder model"
-    if getattr(model, "_is_stateful", False):
-        return "recurrent state"
-    if getattr(config, "attn_logit_softcapping", None) is not None:
-        return "soft-capped attention scores"
-    if not model._can_set_attn_implementation() or not getattr(model, "_supports_sdpa", False):
-        return "its attention does not go through transformers' AttentionInterface"
-    mixers = {str(t) for t in getattr(config, "layer_types", None) or []}
-    foreign = mixers - {"full_attention", "sliding_attention"}
-    if foreign:
-        return f"layers of type {', '.join(sorted(foreign))}"
-    if getattr(config, "alibi", False):
-        return "ALiBi positions"
-    return None
 
 
 def has_adapter(folder: Path) -> bool:

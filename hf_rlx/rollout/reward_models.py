@@ -88,6 +88,7 @@ class RewardFunction:
         return f"\nprompt: {prompt}\ncompletion at index {row} of {len(lists['prompts'])}: {completion}"
 
     def too_late(self, timeout: float | None) -> RewardTimeoutError:
+        """The error of a call that ran past its limit in seconds."""
         return RewardTimeoutError(f"reward function {self.name!r} did not return within {timeout:g} s")
 
 
@@ -117,9 +118,11 @@ class RewardCall:
             return None, error
 
     async def run_here(self) -> tuple[Any, BaseException | None]:
+        """The call on the thread that awaits it: its value and its error."""
         return self.run()
 
     async def run_async(self) -> tuple[Any, BaseException | None]:
+        """The call of an async function: its value and its error."""
         try:
             return await self.func.call(*self.args, **self.kwargs), None
         except BaseException as error:  # SystemExit would end the event loop

@@ -19,6 +19,7 @@ import asyncio
 import logging
 import math
 import queue
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -343,7 +344,8 @@ class RewardScorer(AbstractContextManager):
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if not sys.is_finalizing():  # the threads are daemons; asyncio is half gone by then
+            self.close()
 
     def _new_jobs(self, requests: Sequence[ScoreRequest], kinds: tuple[str, ...]) -> list[_Job]:
         lists, skip = _lay_out(requests), self.on_error == "skip"

@@ -41,9 +41,9 @@ def as_shared_model(
         ValueError: arguments that contradict each other; the message names the one to drop.
     """
     if isinstance(model, str | os.PathLike):
-        kwargs = {"trust_remote_code": True} if args.trust_remote_code else {}
+        kwargs: dict[str, Any] = {"trust_remote_code": True} if args.trust_remote_code else {}
         return SharedModel.from_pretrained(
-            model,
+            Path(model) if isinstance(model, os.PathLike) else model,
             peft_config=peft_config,
             quantization_config=quantization_config,
             packing=args.packing,
@@ -77,6 +77,8 @@ class BaseTrainer(Trainer):
     """
 
     method = "rl"
+    args: BaseConfig
+    processing_class: PreTrainedTokenizerBase
 
     def __init__(
         self,
@@ -101,7 +103,7 @@ class BaseTrainer(Trainer):
             disable_dropout(shared)
         self.prepare_roles(shared, args)
         _check_trainable(shared)
-        self.metrics = {"train": MetricStore(), "eval": MetricStore()}
+        self.metrics = {"train": MetricStore()}
         super().__init__(
             model=shared,
             args=args,
@@ -122,11 +124,6 @@ class BaseTrainer(Trainer):
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The policy's tokenizer."""
         return self.processing_class
-
-    @property
-    def mode(self) -> str:
-        """`"train"` or `"eval"`: where metrics go."""
-        return "eval" if getattr(self, "_evaluating", False) else "train"
 
     def prepare_roles(self, shared: SharedModel, args: BaseConfig) -> None:
         """Hook: add the roles that the algorithm needs; called before the optimizer exists."""
@@ -168,7 +165,7 @@ class BaseTrainer(Trainer):
         `training_args.bin` holds `hub_token` in clear)."""
         if not self.args.should_save:
             return
-        folder = Path(output_dir or self.args.output_dir)
+        folder = Path(output_dir or str(self.args.output_dir))
         self.shared.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         staged = folder / f".{ARGS_FILE}"
@@ -204,7 +201,7 @@ def pad_columns(parts: list[Tensor]) -> Tensor:
     return torch.cat([nn.functional.pad(part, (0, longest - part.shape[1])) for part in parts])
 
 
-def _rows(features: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _rows(features: Any) -> Any:
     return features
 
 

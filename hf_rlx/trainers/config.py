@@ -33,7 +33,7 @@ def strict(cls: C) -> C:
     Raises (from the constructor):
         TypeError: an unknown or removed field.
     """
-    original = cls.__init__
+    original: Any = cls.__init__  # type: ignore[misc]
     known = {f.name for f in dataclasses.fields(cls) if f.init}
 
     @functools.wraps(original)
@@ -69,8 +69,9 @@ class BaseConfig(TrainingArguments):
     """
 
     logging_steps: float = described(10, "Log every so many optimizer steps.")
-    bf16: bool | None = described(None, "bfloat16 autocast; None: if the device has it.")
-    fp16: bool | None = described(None, "float16 autocast; None: on GPUs without bfloat16.")
+    # TrainingArguments types both as plain booleans; None means that the device decides.
+    bf16: bool | None = described(None, "bfloat16 autocast; None: if the device has it.")  # type: ignore[assignment]
+    fp16: bool | None = described(None, "float16 autocast; None: without bfloat16.")  # type: ignore[assignment]
     gradient_checkpointing: bool | None = described(
         None, "Recompute activations in the backward; None: on GPUs only, where memory is short."
     )

@@ -29,7 +29,7 @@ def evaluate_rollouts(trainer: OnlineTrainer, eval_dataset: Any, prefix: str) ->
     Raises:
         ValueError: there is no evaluation dataset.
     """
-    dataset = trainer.eval_dataset if eval_dataset is None else eval_dataset
+    dataset: Any = trainer.eval_dataset if eval_dataset is None else eval_dataset
     if dataset is None:
         raise ValueError("evaluate() needs an eval_dataset, here or in the constructor")
     if isinstance(dataset, dict):

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from datasets import Dataset
@@ -38,6 +38,9 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from hf_rlx.functional import (
+    Aggregation,
+    GroupStd,
+    RatioLevel,
     aggregate,
     grpo_advantages,
     grpo_loss,
@@ -56,7 +59,13 @@ from hf_rlx.types import Rollout
 
 logger = logging.getLogger(__name__)
 
-AGGREGATION = {"grpo": "completion_mean", "dapo": "token_mean", "bnpo": "token_mean", "dr_grpo": "constant"}
+LossType = Literal["grpo", "dapo", "bnpo", "dr_grpo"]
+AGGREGATION: dict[LossType, Aggregation] = {
+    "grpo": "completion_mean",
+    "dapo": "token_mean",
+    "bnpo": "token_mean",
+    "dr_grpo": "constant",
+}
 _ELSEWHERE = "use trl.GRPOTrainer for it; hf_rlx verifiers work there as reward_funcs"
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -90,24 +99,26 @@ PRESETS: dict[str, dict[str, Any]] = {
 class GRPOConfig(OnlineConfig):
     """Configuration of `GRPOTrainer`, under TRL 1.16's names. The defaults are the paper's recipe."""
 
-    loss_type: str = described(
+    loss_type: LossType = described(
         "grpo", 'Averaging: "grpo" per completion, "dapo"/"bnpo" per token, "dr_grpo" constant.'
     )
-    scale_rewards: str = described(
+    scale_rewards: Literal["group", "batch", "none", "leave_one_out"] = described(
         "group", 'Advantage: "group", "batch" (group mean, batch std), "none" (no std), "leave_one_out" (RLOO).'
     )
     scale_ddof: int = described(0, "0: population standard deviation (the paper's), 1: sample (TRL's).")
     advantage_eps: float = described(1e-6, "Added to the standard deviation.")
     keep_zero_variance: bool = described(False, "Keep groups without signal in the denominators and under the KL.")
-    importance_sampling_level: str = described("token", 'Ratio: "token", "sequence" (GSPO) or "sequence_sum" (RLOO).')
+    importance_sampling_level: RatioLevel = described(
+        "token", 'Ratio: "token", "sequence" (GSPO) or "sequence_sum" (RLOO).'
+    )
     epsilon: float = described(0.2, "Lower clip; the upper one too unless epsilon_high is set.")
     epsilon_high: float | None = described(None, "Upper clip (DAPO's clip-higher: 0.28).")
     delta: float | None = described(None, "Upper bound of the unclipped ratio (two-sided clipping).")
-    kl_estimator: str = described("k3", 'KL in the loss: "k2" or "k3".')
+    kl_estimator: Literal["k2", "k3"] = described("k3", 'KL in the loss: "k2" or "k3".')
     use_bias_correction_kl: bool = described(False, "Multiply k3 by the ratio: its gradient is then the reverse KL's.")
     kl_in_reward: bool = described(False, "Subtract beta x summed k1 from the reward instead of adding a loss term.")
     entropy_coef: float = described(0.0, "Bonus on the mean entropy of the kept tokens.")
-    multi_objective_aggregation: str = described(
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = described(
         "sum_then_normalize",
         'Or "normalize_then_sum" (GDPO): each function normalised within its group, their sum over the batch.',
     )
@@ -281,8 +292,13 @@ class GRPOTrainer(OnlineTrainer):
         if scale == "leave_one_out":
             result = rloo_advantages(total, keep_zero_variance=args.keep_zero_variance)
         else:
-            kinds = {"group": ("population", "sample"), "batch": ("batch", "batch_sample")}
-            kind = kinds.get(scale, ("none", "none"))[args.scale_ddof]
+            kinds: dict[tuple[str, int], GroupStd] = {
+                ("group", 0): "population",
+                ("group", 1): "sample",
+                ("batch", 0): "batch",
+                ("batch", 1): "batch_sample",
+            }
+            kind = kinds.get((scale, args.scale_ddof), "none")
             everyone = self._on_all_processes(total) if scale == "batch" else total
             result = grpo_advantages(everyone, kind, args.advantage_eps, args.keep_zero_variance)
         first = self.accelerator.process_index * len(rollouts) if len(result.keep) > len(rollouts) else 0
@@ -307,7 +323,7 @@ class GRPOTrainer(OnlineTrainer):
     def _normalised_sum(self, rollouts: list[Rollout]) -> Tensor:
         """(P, K) weighted sum of rewards that were each normalised within their group (GDPO, 2601.05242)."""
         rewards = torch.stack([r.rewards for r in rollouts]).double()
-        std = "population" if self.args.scale_ddof == 0 else "sample"
+        std: GroupStd = "population" if self.args.scale_ddof == 0 else "sample"
         parts = [
             grpo_advantages(rewards[:, :, f], std, self.args.advantage_eps).advantages for f in range(rewards.shape[2])
         ]

@@ -63,6 +63,7 @@ class OnlineTrainer(BaseTrainer):
     """
 
     args: OnlineConfig
+    train_dataset: Any
 
     def __init__(
         self,
@@ -118,10 +119,10 @@ class OnlineTrainer(BaseTrainer):
         self._logged_step = 0
         self._last_group: Group | None = None
         self.tables = CompletionTables(
-            Path(args.output_dir) / "completions",
+            Path(str(args.output_dir)) / "completions",
             args.num_completions_to_print,
             args.log_unique_prompts,
-            quiet=args.disable_tqdm,
+            quiet=bool(args.disable_tqdm),
         )
         self._bar = UpdateBar(disable=args.disable_tqdm or not self.is_world_process_zero())
         if args.sync_ref_model:
@@ -129,7 +130,7 @@ class OnlineTrainer(BaseTrainer):
 
     # The loop.
 
-    def training_step(self, model: nn.Module, inputs: list[dict[str, Any]], num_items_in_batch: Any = None) -> Tensor:
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One micro-step; the first of a window samples it. Returns this micro-step's share of the loss."""
         model.train()
         if self._step_started is None:
@@ -190,7 +191,7 @@ class OnlineTrainer(BaseTrainer):
 
     def prepare_roles(self, shared: SharedModel, args: BaseConfig) -> None:
         """A reference, unless nothing is held near it."""
-        if args.beta > 0:
+        if isinstance(args, OnlineConfig) and args.beta > 0:
             logger.info("reference: %s", shared.prepare_reference())
 
     def sample(self, rows: list[dict[str, Any]]) -> list[Rollout]:
@@ -240,8 +241,8 @@ class OnlineTrainer(BaseTrainer):
         for shares in deal(rollouts, steps, args.gradient_accumulation_steps):
             rows = sum(len(r.completions) for r in rollouts) // steps // len(shares)
             step = [self._minibatch(rollouts, share, rows, off_policy) for share in shares]
-            count = sum(self.loss_count(b.mask, b.rows).float() for b in step).to(args.device)
-            normalizer = self.accelerator.reduce(count, "sum").clamp(min=1)
+            count = torch.stack([self.loss_count(b.mask, b.rows).float() for b in step]).sum()
+            normalizer = self.accelerator.reduce(count.to(args.device), "sum").clamp(min=1)
             for batch in step:
                 batch.normalizer = normalizer
             batches.extend(step)
@@ -263,7 +264,7 @@ class OnlineTrainer(BaseTrainer):
         if off_policy or correct:
             with self.metrics["train"].stage("old_logps"):
                 batch.old_logps = self.reference_logps(groups, POLICY, self.args.temperature)
-        if correct:
+        if correct and batch.old_logps is not None:
             weights = importance_weights(
                 batch.old_logps,
                 batch.sampler_logps,

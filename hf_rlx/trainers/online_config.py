@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
+from hf_rlx.functional import ImportanceMode
 from hf_rlx.rollout.sampling import SamplingParams, from_generation_kwargs
 from hf_rlx.trainers.config import BaseConfig, described, strict
 
@@ -49,7 +50,9 @@ class OnlineConfig(BaseConfig):
     # Rewards.
     reward_weights: list[float] | None = described(None, "Weight of each reward function; None: 1 each.")
     reward_timeout: float | None = described(None, "Seconds that one call of a reward function may take.")
-    on_reward_error: str = described("raise", '"raise", or "skip": the completion abstains and is counted.')
+    on_reward_error: Literal["raise", "skip"] = described(
+        "raise", '"raise", or "skip": the completion abstains and is counted.'
+    )
     mask_truncated_completions: bool = described(False, "Leave cut completions out of loss and denominators.")
     soft_overlong_cache: int | None = described(
         None, "DAPO's soft penalty: over the last so many tokens before the limit the reward falls by up to 1."
@@ -83,7 +86,7 @@ class OnlineConfig(BaseConfig):
     vllm_max_model_length: int | None = described(None, "Context length of the engine.")
     vllm_tensor_parallel_size: int = described(1, "GPUs a model copy.")
     vllm_importance_sampling_correction: bool = described(True, "Weight tokens by trainer / sampler probability.")
-    vllm_importance_sampling_mode: str = described(
+    vllm_importance_sampling_mode: ImportanceMode = described(
         "token_truncate", '"token_truncate", "token_mask", "sequence_truncate" or "sequence_mask".'
     )
     vllm_importance_sampling_clip_max: float | None = described(2.0, "Largest importance weight.")
@@ -141,7 +144,7 @@ class OnlineConfig(BaseConfig):
         self.temperature, self.max_completion_length = params.temperature, params.max_completion_length
 
     def _check_ranges(self) -> None:
-        modes = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+        modes = get_args(ImportanceMode)
         fine = {
             "num_iterations must be at least 1": self.num_iterations >= 1,
             "num_generations_eval must be at least 1": (self.num_generations_eval or 1) >= 1,

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
 from hf_rlx.rollout.scoring import ScoreResult
 from hf_rlx.types import Rollout

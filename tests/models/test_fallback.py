@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_rlx.models.attention import PackingUnsupportedError
-from hf_rlx.models.forward import ForwardPlan, verify_plan
+from hf_rlx.models.plan import ForwardPlan, verify_plan
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.types import Group
 from tests import tiny
@@ -123,6 +123,7 @@ def test_a_leak_between_siblings_is_found_where_values_agree(monkeypatch):
     model = tiny.causal_lm()
     model.set_attn_implementation("hf_rlx_tree")
     from hf_rlx.models import forward
+    from hf_rlx.models import plan as plans
 
     original = forward.hidden_states
 
@@ -131,7 +132,7 @@ def test_a_leak_between_siblings_is_found_where_values_agree(monkeypatch):
         return hidden if batch.layout is None else hidden + 0.02 * hidden.mean(0)
 
     monkeypatch.setattr(forward, "hidden_states", leaking)
-    monkeypatch.setitem(forward._TOLERANCE, torch.float32, 1.0)
+    monkeypatch.setitem(plans._TOLERANCE, torch.float32, 1.0)
     plan = verify_plan(model, tiny.ragged_groups(), ForwardPlan(), torch.device("cpu"))
     assert not plan.packed
     assert "when its sibling changes" in plan.reason

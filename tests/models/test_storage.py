@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from hf_rlx.models.plan import packing_obstacle
 from hf_rlx.models.roles import CRITIC, POLICY, REWARD
 from hf_rlx.models.shared import SharedModel
-from hf_rlx.models.storage import has_adapter, load_into, packing_obstacle
+from hf_rlx.models.storage import has_adapter, load_into
 from hf_rlx.types import Group
 from tests import tiny
 
