@@ -38,6 +38,7 @@ from hf_rlx.trainers.dynamic_sampling import replace_flat_groups
 from hf_rlx.trainers.evaluate import evaluate_rollouts
 from hf_rlx.trainers.observe import UpdateBar, record_rollouts
 from hf_rlx.trainers.online_config import OnlineConfig
+from hf_rlx.trainers.progress import use_one_line
 from hf_rlx.trainers.reference_sync import SyncReference
 from hf_rlx.trainers.tables import CompletionTables
 from hf_rlx.trainers.windows import MiniBatch, WindowLoader, WindowSampler, deal, row_of
@@ -125,6 +126,7 @@ class OnlineTrainer(BaseTrainer):
             quiet=bool(args.disable_tqdm),
         )
         self._bar = UpdateBar(disable=args.disable_tqdm or not self.is_world_process_zero())
+        use_one_line(self)
         if args.sync_ref_model:
             self.add_callback(SyncReference(self.shared, args.ref_model_mixup_alpha, args.ref_model_sync_steps))
 
