@@ -18,7 +18,8 @@ from peft import LoraConfig
 
 from hf_rlx import GRPOConfig, GRPOTrainer
 from hf_rlx.data.tasks import reasoning_gym_task
-from hf_rlx.report import score_of, write_report
+from hf_rlx.models.loading import weights_note
+from hf_rlx.report import before_and_after, write_report
 from hf_rlx.verifiers import ReasoningGymVerifier
 
 TASK = "needle_haystack"
@@ -64,10 +65,7 @@ def main() -> None:
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
     )
     trainer.train()
-    if config.max_steps % int(config.eval_steps or 1):
-        trainer.evaluate()
-    evaluations = [e for e in trainer.state.log_history if f"eval_accuracy/{TASK}" in e]
-    before, after = score_of(evaluations[0], TASK), score_of(evaluations[-1], TASK)
+    before, after = before_and_after(trainer)
     card = write_report(
         trainer,
         args.output,
@@ -76,6 +74,7 @@ def main() -> None:
         model_name=f"SmolLM2-135M-Instruct + GRPO on {TASK}",
         dataset=f"reasoning-gym {TASK}, {DIFFICULTY['min_num_statements']} to "
         f"{DIFFICULTY['max_num_statements']} statements, one solved example",
+        notes=[note] if (note := weights_note(args.model)) else [],
         decoding="one sample a question at temperature 1",
         license="apache-2.0",
     )

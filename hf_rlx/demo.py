@@ -13,8 +13,8 @@ from rich.table import Table
 
 from hf_rlx.cards.facts import Score
 from hf_rlx.data.tasks import Task, arithmetic_task, spoken_arithmetic_task
-from hf_rlx.models.loading import SMOLLM2, TINY
-from hf_rlx.report import score_of, write_report
+from hf_rlx.models.loading import SMOLLM2, TINY, weights_note
+from hf_rlx.report import before_and_after, write_report
 from hf_rlx.trainers.grpo import GRPOConfig, GRPOTrainer
 from hf_rlx.verifiers.numbers import NumberVerifier
 
@@ -82,21 +82,18 @@ def run_demo(
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
     )
     console.print(f"[bold]{recipe.task.description}[/bold] {len(recipe.task.test)} questions are held out.")
-    function = trainer.scorer.names[0]
     start = time.perf_counter()
     trainer.train()
-    if args.max_steps % int(args.eval_steps or 1):
-        trainer.evaluate()
-    evaluations = [e for e in trainer.state.log_history if f"eval_accuracy/{function}" in e]
-    before, after = score_of(evaluations[0], function), score_of(evaluations[-1], function)
+    before, after = before_and_after(trainer)
     card = write_report(
         trainer,
         output,
         before=before,
         after=after,
-        base_model=None if model in (TINY, SMOLLM2) else model,
+        **({"base_model": None} if model == TINY else {}),
         model_name=f"{model} + GRPO on {recipe.task.name}",
         dataset=recipe.task.name.replace("_", " "),
+        notes=[note] if (note := weights_note(model)) else [],
         decoding="one sample a question at temperature 1",
         license="apache-2.0" if model in (TINY, SMOLLM2) else None,
     )

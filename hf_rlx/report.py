@@ -66,10 +66,21 @@ def score_of(metrics: dict[str, float], function: str, prefix: str = "eval") -> 
     return Score(metrics[key], int(metrics[f"{key}_n"]), metrics[f"{key}_low"], metrics[f"{key}_high"])
 
 
-def hardware_line() -> str:
+def before_and_after(trainer: OnlineTrainer) -> tuple[Score, Score]:
+    """The first and the last held-out score of a run with `eval_on_start`; evaluates now if the last step was not."""
+    function, history = trainer.scorer.names[0], trainer.state.log_history
+    if not any(e["step"] == trainer.state.global_step and "eval_reward" in e for e in history):
+        trainer.evaluate()
+    evaluations = [e for e in trainer.state.log_history if f"eval_accuracy/{function}" in e]
+    if not evaluations:
+        raise ValueError(f"{function} gave other values than 0 and 1: its accuracy is not defined")
+    return score_of(evaluations[0], function), score_of(evaluations[-1], function)
+
+
+def hardware_line(device: torch.device) -> str:
     """The device in one line, without the host's name."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     return f"{os.cpu_count()} CPU cores ({platform.machine()}), {torch.get_num_threads()} threads"
 
 
@@ -108,7 +119,7 @@ def write_report(
         "steps": trainer.state.global_step,
         "seconds": run.get("train_runtime"),
         "versions": installed_versions(),
-        "hardware": hardware_line(),
+        "hardware": hardware_line(trainer.args.device),
         "curve": curve,
     }
     return write_card(RunFacts(**{**known, **facts}), folder)

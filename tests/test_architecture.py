@@ -235,15 +235,15 @@ def test_every_field_is_described():
 
 def test_every_field_is_read():
     """As an attribute somewhere in the package. Fields that say "Not carried" are refused (a test in parity says
-    so); those that say "Not used" are accepted because they cannot change a result."""
+    so); those that say "No effect" are accepted because they cannot change a result."""
     read = {n.attr for tree in TREES.values() for n in ast.walk(tree) if _reads(n)}
     unread = [
         f"{c}.{field}"
         for c, field, text in config_fields()
-        if field not in read and field not in INHERITED and not text.startswith(("Not carried", "Not used"))
+        if field not in read and field not in INHERITED and not text.startswith(("Not carried", "No effect"))
     ]
     assert not unread, unread
-    ignored = {field for _, field, text in config_fields() if text.startswith("Not used")}
+    ignored = {field for _, field, text in config_fields() if text.startswith("No effect")}
     assert ignored == {"cache_implementation", "pad_to_multiple_of"}
 
 

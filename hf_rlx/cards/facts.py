@@ -85,6 +85,7 @@ class RunFacts:
         hardware: one line, e.g. `"NVIDIA T4"`.
         curve: one dict a log, `step` with any of `reward`, `kl`, `accuracy`, `low` and `high` (the last three
             held-out); see `plots.plot_run`.
+        notes: sentences that a reader should know, shown under the result.
         samples: dicts with `prompt` and `completion`, and `reward` if known.
     """
 
@@ -111,6 +112,7 @@ class RunFacts:
     versions: dict[str, str] = field(default_factory=dict)
     hardware: str | None = None
     curve: list[dict[str, float | None]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     samples: list[dict[str, Any]] = field(default_factory=list)
 
 

@@ -95,7 +95,7 @@ def _safe_max(x: Tensor) -> Tensor:
     return x.max() if x.numel() else x.sum()
 
 
-def normalizer_count(mask: Tensor, aggregation: Aggregation, max_length: int | None = None) -> Tensor:
+def normalizer_count(mask: Tensor, aggregation: Aggregation) -> Tensor:
     """Count what this batch contributes to the `normalizer` of `aggregate`.
 
     Sum it over the micro-batches and processes of an optimiser step and pass the sum as `normalizer`: the
@@ -105,8 +105,6 @@ def normalizer_count(mask: Tensor, aggregation: Aggregation, max_length: int | N
     Args:
         mask: True (or 1) on tokens that enter the loss, after dropping. Shape: `(B, T)`.
         aggregation: see `aggregate`.
-        max_length: accepted for symmetry; "constant" counts rows, and `aggregate` multiplies by the length
-            itself.
 
     Returns:
         int64 scalar.

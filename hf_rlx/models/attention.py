@@ -56,7 +56,7 @@ class TreeLayout:
     prompt_lengths: Tensor
     uniform_responses: int | None
     windows: set[int] = field(default_factory=set)
-    _masks: dict[tuple[str, int | None], Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
 
     def response_mask(self, window: int | None) -> Tensor:
         """(B, 1, R, Tp + R) bool, True where a response token may attend: its prompt, and itself backwards.
@@ -75,6 +75,15 @@ class TreeLayout:
                 in_prompt = in_prompt & (query_position[:, :, None] - prompt_slots < window)
                 causal = causal & (own[:, None] - own[None, :] < window)
             self._masks[key] = torch.cat([in_prompt, causal], dim=-1)[:, None]
+        return self._masks[key]
+
+    def response_bias(self, window: int | None, repeats: int, dtype: torch.dtype) -> Tensor:
+        """(B, 1, repeats * R, Tp + R): 0 where a response token may attend, -inf elsewhere, for `repeats` query heads
+        a key-value head. One tensor for all layers: the attention keeps its mask for the backward."""
+        key = ("bias", window, repeats, dtype)
+        if key not in self._masks:
+            mask = self.response_mask(window).repeat(1, 1, repeats, 1)
+            self._masks[key] = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
         return self._masks[key]
 
     def prompt_mask(self, window: int) -> Tensor:
@@ -182,11 +191,10 @@ def tree_attention(
     num_responses, heads, length, dim = q_response.shape
     keys = torch.cat([_of_own_prompt(k_prompt, layout), k_response], dim=2)
     values = torch.cat([_of_own_prompt(v_prompt, layout), v_response], dim=2)
-    mask = layout.response_mask(window)
     if repeats > 1:
         # The query heads of one key-value head become further query rows: keys are not repeated.
         q_response = q_response.reshape(num_responses, heads // repeats, repeats * length, dim)
-        mask = mask.repeat(1, 1, repeats, 1)
+    mask = layout.response_bias(window, repeats, q_response.dtype)
     out_response = F.scaled_dot_product_attention(
         q_response, keys, values, attn_mask=mask, dropout_p=dropout, scale=scaling
     ).reshape(num_responses, heads, length, dim)

@@ -103,6 +103,14 @@ def keep_trainable_layout(model: nn.Module) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
+def weights_note(name_or_path: str | Path) -> str | None:
+    """A sentence for the card where `load_causal_lm` takes other weights than the model's id says; else None."""
+    _, extra = _resolve(str(name_or_path))
+    if "gguf_file" not in extra:
+        return None
+    return f"The base's weights are those of {extra['gguf_file']}, dequantised to float32."
+
+
 def _forget_gguf(model: Any) -> None:
     """The weights of a GGUF file are dequantised on loading; what is left of the quantisation would refuse to be
     saved and would count as a quantised base."""
@@ -127,7 +135,8 @@ def _resolve(name: str) -> tuple[str, dict[str, Any]]:
     """Short names to a source for `from_pretrained`, and the arguments it needs."""
     if name == TINY:
         return str(tiny_arith_path()), {}
-    if name not in (SMOLLM2, _SMOLLM2_HUB):
+    offline = os.environ.get("HF_HUB_OFFLINE", "0") in ("1", "true", "TRUE")
+    if name != SMOLLM2 and not (name == _SMOLLM2_HUB and offline):
         return name, {}
     override = os.environ.get("HF_RLX_MODEL")
     if override and name == SMOLLM2:
@@ -139,8 +148,9 @@ def _resolve(name: str) -> tuple[str, dict[str, Any]]:
         folder = Path(next(iter(spec.submodule_search_locations)))
         files = sorted(folder.glob("*.gguf"))
         if files:
+            logger.info("%s: the weights of %s, dequantised", name, files[0].name)
             return str(folder), {"gguf_file": files[0].name}
-    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("1", "true", "TRUE"):
+    if not offline:
         return _SMOLLM2_HUB, {}
     raise FileNotFoundError(
         "SmolLM2-135M-Instruct is not on this machine and HF_HUB_OFFLINE is set; run\n"

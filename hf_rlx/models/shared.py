@@ -15,7 +15,6 @@ falsifies the first adapter's gradient when the adapter is switched between a fo
 from __future__ import annotations
 
 import copy
-import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -38,8 +37,6 @@ from hf_rlx.models.plan import initial_plan, verify_plan
 from hf_rlx.models.roles import CRITIC, POLICY, Flags, Role, belongs
 from hf_rlx.types import Group, TokenScores
 
-logger = logging.getLogger(__name__)
-
 
 class SharedModel(nn.Module):
     """One causal language model that plays policy, reference, critic and reward model.
@@ -52,8 +49,6 @@ class SharedModel(nn.Module):
         ValueError: the model is no decoder with a vocabulary head, uses prompt learning, or has several
             active adapters.
     """
-
-    accepts_loss_kwargs = False
 
     def __init__(self, model: PreTrainedModel | PeftModel, packing: bool = True) -> None:
         super().__init__()
@@ -103,6 +98,8 @@ class SharedModel(nn.Module):
         """
         folder = Path(name_or_path)
         if storage.has_adapter(folder):
+            if peft_config is not None:
+                raise ValueError(f"{folder} holds an adapter; drop peft_config to train on it, or merge it first")
             policy = storage.load_policy(folder, base, is_trainable, quantization_config, kwargs)
             shared = cls(policy, packing=packing)
         else:
@@ -168,7 +165,7 @@ class SharedModel(nn.Module):
 
     @property
     def hf_device_map(self) -> dict[str, Any]:
-        """Where accelerate placed the base's parts; absent, as on the base, where it was not asked to."""
+        """Where accelerate placed the base's parts; absent where it was not asked to."""
         return getattr(self.causal_lm, "hf_device_map")  # noqa: B009
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -180,6 +177,8 @@ class SharedModel(nn.Module):
     ) -> None:
         """Recompute activations in the backward. Non-reentrant: the reentrant form gives frozen inputs no gradient."""
         options = {"use_reentrant": False, **(activation_checkpointing_kwargs or {})}
+        if options["use_reentrant"] and isinstance(self.model, PeftModel):
+            raise ValueError("use_reentrant=True gives adapters on a frozen base no gradient; leave it False")
         self.causal_lm.activation_checkpointing_enable(activation_checkpointing_kwargs=options, **kwargs)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -318,8 +317,8 @@ class SharedModel(nn.Module):
 
     def load_adapter_weights(self, role: str, folder: Path) -> None:
         """Put the adapter weights saved in `folder` into `role`'s adapter."""
-        state = load_peft_weights(str(folder), device=str(self.device))
-        set_peft_model_state_dict(self.model, state, adapter_name=str(self._role(role).adapter))
+        state, adapter = load_peft_weights(str(folder), device=str(self.device)), str(self._role(role).adapter)
+        set_peft_model_state_dict(self.model, state, adapter_name=adapter)
 
     # Internals.
 

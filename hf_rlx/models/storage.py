@@ -59,9 +59,21 @@ def save(shared: SharedModel, folder: Path, **kwargs: Any) -> None:
                 save_file(state, target / HEAD_FILE, metadata={"format": "pt"})
             description = {"own_adapter": own, "head": role.head is not None}
             (target / ROLE_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+        _drop_stale(folder, shared)
         _move_into(staging, folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _drop_stale(folder: Path, shared: SharedModel) -> None:
+    """Remove what an earlier save left and loading would take for a part of this one: an adapter where all weights
+    are saved now, and roles that the model no longer has."""
+    if shared.roles["policy"].adapter is None:
+        for name in (ADAPTER_FILE, "adapter_model.safetensors"):
+            (folder / name).unlink(missing_ok=True)
+    for description in folder.glob(f"*/{ROLE_FILE}"):
+        if description.parent.name not in shared.roles:
+            shutil.rmtree(description.parent)
 
 
 def _save_adapter(model: PeftModel, adapter: str, target: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from hf_rlx.data.tokenize import EncodedPrompt, encode_prompt
+from hf_rlx.data.tokenize import encode_prompt
 from hf_rlx.rollout.generate import OnGroup, OnStep
 from hf_rlx.rollout.sampling import SamplingParams
 from hf_rlx.rollout.scoring import RewardScorer, ScoreRequest, ScoreResult
@@ -29,6 +29,35 @@ class Sampler(Protocol):
         on_step: OnStep | None = None,
     ) -> list[list[Completion]]:
         """Sample K completions for every prompt."""
+
+
+def mark_weights(sampler: Sampler, version: int) -> None:
+    """Tell a sampler that has a copy of the weights (vLLM) by which number they go now."""
+    if hasattr(sampler, "version"):
+        sampler.version = version
+
+
+class _Progress:
+    """The bar of one rollout: completions done and tokens a second, then how many prompts wait for rewards."""
+
+    def __init__(self, total: int, description: str, disable: bool) -> None:
+        self.bar = tqdm(total=total, desc=description, unit="completion", leave=False, disable=disable)
+        self.start = self.shown = time.perf_counter()
+        self.tokens = 0
+
+    def step(self, sampled: int) -> None:
+        """So many tokens were sampled."""
+        self.tokens += sampled
+        rate = self.tokens / max(time.perf_counter() - self.start, 1e-9)
+        self.bar.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)
+        self.bar.update(0)
+
+    def waiting(self, pending: int, always: bool = False) -> None:
+        """So many prompts are not scored yet; shown once a second."""
+        now = time.perf_counter()
+        if always or now - self.shown >= 1.0:
+            self.shown = now
+            self.bar.set_postfix_str(f"{pending} prompts wait for rewards, {now - self.start:.0f} s")
 
 
 @dataclass
@@ -67,7 +96,7 @@ def collect(
         sampler, scorer, tokenizer, params: the parts.
         chat_template_kwargs: for the template; a row's own `chat_template_kwargs` column wins.
         max_prompt_tokens: refuse longer prompts.
-        progress: show a bar (completions done, tokens a second).
+        progress: show a bar: completions done, tokens a second; then once a second how many prompts wait for rewards.
 
     Raises:
         ValueError: a prompt is malformed or longer than `max_prompt_tokens`.
@@ -85,31 +114,23 @@ def collect(
                 f"the model's context; shorten it or lower max_completion_length: {prompt.text[:80]!r}..."
             )
     submitted: list[int] = []
-    start = time.perf_counter()
-    with tqdm(
-        total=len(rows) * num_generations, desc=description, unit="completion", leave=False, disable=not progress
-    ) as bar:
-        tokens = 0
-
-        def on_step(sampled: int) -> None:
-            nonlocal tokens
-            tokens += sampled
-            bar.set_postfix_str(f"{tokens / (time.perf_counter() - start):.0f} tokens/s", refresh=False)
-            bar.update(0)
+    shown = _Progress(len(rows) * num_generations, description, disable=not progress)
+    with shown.bar:
 
         def on_group(index: int, completions: list[Completion]) -> None:
             submitted.append(index)
-            scorer.submit(_request(rows[index], prompts[index], completions))
-            bar.update(len(completions))
+            scorer.submit(score_request(rows[index]["prompt"], completions, rows[index]))
+            shown.bar.update(len(completions))
 
         try:
-            sampled = sampler.generate([p.ids for p in prompts], num_generations, params, on_group, on_step)
+            sampled = sampler.generate([p.ids for p in prompts], num_generations, params, on_group, shown.step)
         except BaseException:
             scorer.discard()
             raise
         generated = time.perf_counter()
-        bar.set_postfix_str("waiting for rewards")
-        scores = _in_order(scorer.gather(), submitted, num_generations)
+        shown.waiting(scorer.pending, always=True)
+        scores = scorer.gather(lambda: shown.waiting(scorer.pending))
+        scores = _in_order(scores, submitted, num_generations)
     finished = time.perf_counter()
     rollouts = []
     for index, (row, prompt, completions) in enumerate(zip(rows, prompts, sampled, strict=True)):
@@ -125,15 +146,17 @@ def collect(
                 total=scores.total[span],
             )
         )
-    return Collected(rollouts, scores, generated - start, finished - generated, tokens)
+    return Collected(rollouts, scores, generated - shown.start, finished - generated, shown.tokens)
 
 
-def _request(row: dict[str, Any], prompt: EncodedPrompt, completions: list[Completion]) -> ScoreRequest:
+def score_request(prompt: Any, completions: list[Completion], columns: dict[str, Any]) -> ScoreRequest:
+    """What reward functions get of one group: completions as messages where the prompt is messages; of `columns` all
+    but those that an argument of theirs stands for."""
     texts: list[Any] = [c.text for c in completions]
-    if prompt.conversational:
+    if not isinstance(prompt, str):
         texts = [[{"role": "assistant", "content": text}] for text in texts]
-    columns = {k: v for k, v in row.items() if k not in ("prompt", "completion", "completion_ids")}
-    return ScoreRequest(row["prompt"], texts, [c.token_ids for c in completions], columns)
+    columns = {k: v for k, v in columns.items() if k not in ("prompt", "completion", "completion_ids")}
+    return ScoreRequest(prompt, texts, [c.token_ids for c in completions], columns)
 
 
 def _in_order(scores: ScoreResult, submitted: list[int], num_generations: int) -> ScoreResult:

@@ -161,6 +161,7 @@ def prepare(
     names: Sequence[str] | None = None,
     processing_classes: Any = None,
     model_init_kwargs: dict[str, Any] | None = None,
+    device: torch.device | str | None = None,
 ) -> list[RewardFunction]:
     """Turn the `reward_funcs` argument of a trainer into reward functions.
 
@@ -171,6 +172,7 @@ def prepare(
         processing_classes: tokenizers of the models, one per function (None for the others); a model without one
             loads the tokenizer of its own id.
         model_init_kwargs: passed to `from_pretrained` for models given as a string.
+        device: where models are moved to (`ModelReward.to`); None leaves them where they are.
 
     Raises:
         ValueError: no function, an entry is None or not callable, or lengths differ.
@@ -192,6 +194,8 @@ def prepare(
         name = names[index] if names is not None else _name_of(func)
         if isinstance(func, nn.Module) and hasattr(func, "config"):
             func = ModelReward(func, tokenizer)
+        if isinstance(func, ModelReward) and device is not None:
+            func.to(device)
         if not callable(func):
             raise ValueError(f"reward_funcs[{index}] is {func!r}; expected a function, a model, or the name of one")
         prepared.append(RewardFunction(_free(name, prepared), func, _kind_of(func)))
@@ -361,6 +365,12 @@ class ModelReward:
             for module, training in flags:  # one by one: a part may have been frozen in eval mode
                 module.training = training
         return scores
+
+    def to(self, device: torch.device | str) -> None:
+        """Move the model, unless it is quantised or accelerate has placed its parts."""
+        placed = getattr(self.model, "hf_device_map", None) is not None
+        if not placed and getattr(self.model, "quantization_method", None) is None:
+            self.model.to(device)
 
     def _encode(self, prompt: Any, completion: Any) -> list[int]:
         if isinstance(prompt, str):

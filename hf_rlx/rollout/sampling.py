@@ -68,9 +68,20 @@ def sample_step(logits: Tensor, uniform: Tensor, params: SamplingParams, seen: T
     Returns:
         tokens (n,), and their log-probs (n,) in nats under softmax(logits / temperature), *before* penalty and
         filters: what a trainer's clean forward at the same temperature gives (trl#2358). Greedy: temperature 1.
+
+    Raises:
+        FloatingPointError: NaN or +inf among a row's logits, or nothing but -inf. No token follows from them, and
+            searching a NaN distribution would silently give the last one of the vocabulary.
     """
     clean = logits.float() / (params.temperature or 1.0)
     log_norm = torch.logsumexp(clean, dim=-1, keepdim=True)
+    if not torch.isfinite(log_norm).all():
+        bad = int((~torch.isfinite(log_norm)).sum())
+        raise FloatingPointError(
+            f"the model's logits are NaN or infinite in {bad} of {len(log_norm)} rows ({logits.dtype}). Either the "
+            "weights have diverged (look at loss and grad_norm of the last steps; lower learning_rate), or fp16 "
+            "overflows in this model (use bf16 or float32)"
+        )
     penalised = logits.float()
     if seen is not None:
         scaled = torch.where(
@@ -124,34 +135,47 @@ def uniforms(seed: int, prompt_index: int, num_generations: int, length: int) ->
     return torch.rand(num_generations, length, generator=generator)
 
 
-def from_generation_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any]:
+_OPTIONS = {  # transformers' and vLLM's names -> ours
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_completion_length",
+    "max_tokens": "max_completion_length",
+    "stop_strings": "stop_strings",
+    "stop": "stop_strings",
+}
+
+
+def only_of_the_engine(kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    """What of `generation_kwargs` `from_generation_kwargs` does not translate: options of another engine alone."""
+    return {name: value for name, value in (kwargs or {}).items() if name not in (*_OPTIONS, "do_sample")}
+
+
+def from_generation_kwargs(kwargs: dict[str, Any] | None, others: bool = False) -> dict[str, Any]:
     """TRL's `generation_kwargs` in our names.
+
+    Args:
+        kwargs: the user's.
+        others: leave out what the built-in generator does not have, for another engine (`only_of_the_engine`).
 
     Raises:
         ValueError: an option that the built-in generator does not have; it names those that it has.
     """
-    known = {
-        "temperature": "temperature",
-        "top_k": "top_k",
-        "top_p": "top_p",
-        "min_p": "min_p",
-        "repetition_penalty": "repetition_penalty",
-        "max_new_tokens": "max_completion_length",
-        "stop_strings": "stop_strings",
-        "stop": "stop_strings",
-    }
+    unknown = only_of_the_engine(kwargs)
+    if unknown and not others:
+        raise ValueError(
+            f"generation_kwargs: the built-in generator has no option {next(iter(unknown))!r}; it has "
+            f"{', '.join(sorted([*_OPTIONS, 'do_sample']))}. With use_vllm=True the options are vLLM's"
+        )
     result: dict[str, Any] = {}
     for name, value in (kwargs or {}).items():
-        if name == "do_sample":
+        if name not in _OPTIONS:
             continue
-        if name not in known:
-            raise ValueError(
-                f"generation_kwargs: the built-in generator has no option {name!r}; it has "
-                f"{', '.join(sorted([*known, 'do_sample']))}. With use_vllm=True the options are vLLM's"
-            )
-        if known[name] == "stop_strings":
+        if _OPTIONS[name] == "stop_strings":
             value = (value,) if isinstance(value, str) else tuple(value)
-        result[known[name]] = value
+        result[_OPTIONS[name]] = value
     if kwargs and kwargs.get("do_sample") is False:
         result["temperature"] = 0.0
     return result

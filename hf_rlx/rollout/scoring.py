@@ -82,7 +82,7 @@ class ScoreResult:
     metrics: dict[str, float]
 
 
-def _lay_out(requests: Sequence[ScoreRequest]) -> dict[str, list]:
+def lay_out(requests: Sequence[ScoreRequest]) -> dict[str, list]:
     """The N rows of some requests as the lists that functions get; an argument hides a column of its name."""
     owners = [request for request in requests for _ in request.completions]
     keys = dict.fromkeys(key for request in requests for key in request.columns)
@@ -241,6 +241,7 @@ class RewardScorer(AbstractContextManager):
         reward_processing_classes: tokenizers of the models, one per function, None for the others.
         trainer_state: passed to the functions; the attribute may be replaced at any time.
         model_init_kwargs: passed to `from_pretrained` for models named by a string.
+        device: where reward models are moved to; None leaves them where they are.
 
     Raises:
         ValueError, ImportError: as `prepare`; or weights of another length.
@@ -257,6 +258,7 @@ class RewardScorer(AbstractContextManager):
         reward_processing_classes: Any = None,
         trainer_state: Any = None,
         model_init_kwargs: dict[str, Any] | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         self._loops: dict[str, _Loop] = {}  # first of all, since `__del__` reads them
         self._jobs: list[list[_Job]] = []  # the background jobs of each request
@@ -265,7 +267,7 @@ class RewardScorer(AbstractContextManager):
             raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be a positive number of seconds or None, got {timeout}")
-        self.functions = prepare(reward_funcs, names, reward_processing_classes, model_init_kwargs)
+        self.functions = prepare(reward_funcs, names, reward_processing_classes, model_init_kwargs, device)
         self.names = [func.name for func in self.functions]
         if weights is not None and len(weights) != len(self.names):
             raise ValueError(f"{len(weights)} weights for {len(self.names)} reward functions: {self.names}")
@@ -299,10 +301,13 @@ class RewardScorer(AbstractContextManager):
             self._loops[job.func.kind].submit(job)
         return len(self._requests) - 1
 
-    def gather(self) -> ScoreResult:
+    def gather(self, on_wait: Callable[[], None] | None = None) -> ScoreResult:
         """Score what runs here, wait for the rest, and return the scores of all requests submitted.
 
         The requests are cleared in any case: after an error or Ctrl-C the scorer takes new ones.
+
+        Args:
+            on_wait: called about ten times a second while it waits, e.g. to show `pending`.
 
         Raises:
             RewardError: the first fault, in order of requests, then functions; `RewardTimeoutError` for a time limit.
@@ -318,6 +323,8 @@ class RewardScorer(AbstractContextManager):
             for job in here + background:
                 while not job.done.wait(_POLL):
                     self._give_up_if_blocked(job)
+                    if on_wait is not None:
+                        on_wait()
                 if job.error is not None:
                     raise job.error
             return self._merge(here + background)
@@ -348,7 +355,7 @@ class RewardScorer(AbstractContextManager):
             self.close()
 
     def _new_jobs(self, requests: Sequence[ScoreRequest], kinds: tuple[str, ...]) -> list[_Job]:
-        lists, skip = _lay_out(requests), self.on_error == "skip"
+        lists, skip = lay_out(requests), self.on_error == "skip"
         return [_Job(func, lists, self.trainer_state, skip) for func in self.functions if func.kind in kinds]
 
     def _give_up_if_blocked(self, job: _Job) -> None:

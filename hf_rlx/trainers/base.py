@@ -42,13 +42,15 @@ def as_shared_model(
     """
     if isinstance(model, str | os.PathLike):
         kwargs: dict[str, Any] = {"trust_remote_code": True} if args.trust_remote_code else {}
+        if peft_config is not None and args.device.type == "cuda" and (args.bf16 or args.fp16):
+            # A frozen base needs no float32 master copy; rollouts read half the bytes. Adapters stay float32.
+            kwargs["dtype"] = torch.bfloat16 if args.bf16 else torch.float16
         return SharedModel.from_pretrained(
             Path(model) if isinstance(model, os.PathLike) else model,
             peft_config=peft_config,
             quantization_config=quantization_config,
             packing=args.packing,
-            **kwargs,
-            **(args.model_init_kwargs or {}),
+            **{**kwargs, **(args.model_init_kwargs or {})},
         )
     if quantization_config is not None:
         raise ValueError("quantization_config works with a model name; a model in memory has been loaded")
@@ -112,6 +114,8 @@ class BaseTrainer(Trainer):
             data_collator=_rows,
             **kwargs,
         )
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise ValueError("FSDP and DeepSpeed are not carried yet; several processes run under DDP")
         # Losses are normalised over the whole optimizer step already.
         self.model_accepts_loss_kwargs = True
 
@@ -143,7 +147,8 @@ class BaseTrainer(Trainer):
     def reference_logps(self, groups: list[Group], role: str, temperature: float) -> Tensor:
         """(B, R) log-probs of `groups` in `role`, without gradient, a few rows at a time."""
         parts = []
-        with torch.no_grad(), self.shared.as_role(role), self.compute_loss_context_manager():
+        # Autocast comes with the forward that accelerate prepared; evaluation mode switches dropout off.
+        with torch.no_grad(), self.shared.as_role(role), self.shared.rollout_mode():
             for row in split_by_tokens(groups, self.args.max_tokens_per_forward):
                 parts.append(self.shared(row, temperature=temperature).per_token_logps)
         return pad_columns(parts)

@@ -97,6 +97,9 @@ class BaseConfig(TrainingArguments):
             self.activation_checkpointing = bool(wanted)
         # transformers warns about the old name on every run; the new field carries the choice.
         self.gradient_checkpointing = None
+        for engine in ("deepspeed", "fsdp"):
+            if getattr(self, engine, None):
+                raise ValueError(f"{engine} is not carried yet; several processes run under DDP: accelerate launch")
         if isinstance(self.model_init_kwargs, str):
             raise ValueError("model_init_kwargs must be a dictionary")
         super().__post_init__()

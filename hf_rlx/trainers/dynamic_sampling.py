@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from accelerate.utils import gather_object
 
 from hf_rlx.rollout.collect import Collected
 from hf_rlx.rollout.scoring import ScoreResult
@@ -28,7 +29,8 @@ def has_signal(total: torch.Tensor) -> bool:
 def replace_flat_groups(trainer: OnlineTrainer, collected: Collected) -> Collected:
     """Sample fresh prompts for groups without signal, at most `dynamic_sampling_rounds` times.
 
-    Groups that are still flat after the last round stay, and leave loss and denominators like any flat group.
+    Groups that are still flat after the last round stay, and leave loss and denominators like any flat group. Where the
+    sampler is collective, a process without flat groups goes through the rounds of the others with no prompt.
     """
     rollouts = list(collected.rollouts)
     generation, waiting, tokens = collected.generation_seconds, collected.waiting_seconds, collected.tokens
@@ -37,7 +39,7 @@ def replace_flat_groups(trainer: OnlineTrainer, collected: Collected) -> Collect
     rounds = 0
     for rounds in range(1, trainer.args.dynamic_sampling_rounds + 1):
         flat = [i for i, r in enumerate(rollouts) if not has_signal(r.total)]
-        if not flat:
+        if not _most(trainer, len(flat)):
             rounds -= 1
             break
         fresh = trainer.rollout(_fresh_rows(trainer, len(flat), rounds), rounds)
@@ -52,6 +54,12 @@ def replace_flat_groups(trainer: OnlineTrainer, collected: Collected) -> Collect
         tokens += fresh.tokens
     metrics.add("dynamic_sampling/rounds", rounds)
     return Collected(rollouts, collected.scores, generation, waiting, tokens)
+
+
+def _most(trainer: OnlineTrainer, count: int) -> int:
+    """The largest count of any process that this one must keep step with."""
+    together = trainer.accelerator.num_processes > 1 and getattr(trainer.sampler, "collective", False)
+    return max(gather_object([count])) if together else count
 
 
 def _move_scores(scores: ScoreResult, fresh: ScoreResult, moved: dict[int, int], size: int) -> None:

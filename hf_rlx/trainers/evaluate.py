@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import torch
 from accelerate.utils import gather_object
 
 from hf_rlx.functional import wilson_interval
-from hf_rlx.rollout.collect import Collected, collect
+from hf_rlx.rollout.collect import Collected, collect, mark_weights
 from hf_rlx.trainers.metrics import MetricStore
 from hf_rlx.trainers.observe import record_lengths, record_rewards
 
@@ -36,26 +37,29 @@ def evaluate_rollouts(trainer: OnlineTrainer, eval_dataset: Any, prefix: str) ->
         parts = [evaluate_rollouts(trainer, part, f"{prefix}_{name}") for name, part in dataset.items()]
         return {name: value for part in parts for name, value in part.items()}
     start = time.perf_counter()
+    mark_weights(trainer.sampler, trainer.state.global_step)
     collected = _collect_share(trainer, dataset)
     store = MetricStore()
     for part in collected:
         record_rewards(store, part.rollouts, part.scores.names, part.scores.metrics)
         record_lengths(store, part.rollouts)
-        trainer.tables.add("eval", trainer.state.global_step, part.rollouts, part.scores)
+        trainer.tables.add(prefix, trainer.state.global_step, part.rollouts, part.scores)
     metrics = store.flush()
     metrics |= _accuracies(collected, trainer)
     seconds = time.perf_counter() - start
     metrics |= {"runtime": seconds, "samples_per_second": len(dataset) / seconds}
     metrics = {f"{prefix}_{name}": value for name, value in metrics.items()}
-    if trainer.is_world_process_zero():
-        trainer.tables.write("eval", trainer.state.global_step)
+    trainer.tables.write(prefix, trainer.state.global_step)
     trainer.log(dict(metrics))
     trainer.control = trainer.callback_handler.on_evaluate(trainer.args, trainer.state, trainer.control, metrics)
     return metrics
 
 
 def _collect_share(trainer: OnlineTrainer, dataset: Any) -> list[Collected]:
-    """This process's share of the evaluation rows, in batches."""
+    """This process's share of the evaluation rows, in batches.
+
+    A collective sampler is called by all processes equally often: by one whose share is smaller also with no row.
+    """
     args = trainer.args
     per_prompt = args.num_generations_eval or 1
     temperature = args.eval_temperature
@@ -64,7 +68,10 @@ def _collect_share(trainer: OnlineTrainer, dataset: Any) -> list[Collected]:
     indices = range(args.process_index, len(dataset), args.world_size)
     batch = max(1, args.max_rollout_rows // per_prompt)
     collected = []
-    for start in range(0, len(indices), batch):
+    collective = getattr(trainer.sampler, "collective", False)
+    for start in range(0, math.ceil(len(dataset) / args.world_size), batch):
+        if start >= len(indices) and not collective:
+            break
         with trainer.compute_loss_context_manager():
             collected.append(
                 collect(
@@ -80,7 +87,7 @@ def _collect_share(trainer: OnlineTrainer, dataset: Any) -> list[Collected]:
                     description=f"evaluation {start}/{len(indices)}",
                 )
             )
-    return collected
+    return [part for part in collected if part.rollouts]
 
 
 def _accuracies(collected: list[Collected], trainer: OnlineTrainer) -> dict[str, float]:

@@ -3,7 +3,8 @@
 How this departs from the paper and from TRL 1.16 (reasons in `hf_rlx.trainers.differences`):
 - groups whose rewards are all equal, and completions without a reward, leave the loss *and* its denominators;
 - denominators are counted over the whole optimizer step and all processes, so no split changes the gradient;
-- log-ratios are clamped to +-20 before the exponential; dropout is off in every log-prob pass;
+- log-ratios are clamped to +-20 before the exponential; dropout is off, unless `disable_dropout=False` keeps it on in
+  the update;
 - old log-probs are the trainer's own, under the weights that sampled.
 
 The variants are three switches, not classes: advantage (`scale_rewards`), ratio (`importance_sampling_level`) and
@@ -166,6 +167,8 @@ class GRPOConfig(OnlineConfig):
                 raise ValueError(
                     f"{name} must be one of {values}, got {getattr(self, name)!r}; for others {_ELSEWHERE}"
                 )
+        if self.use_bias_correction_kl and self.kl_estimator != "k3":
+            raise ValueError("use_bias_correction_kl multiplies k3 by the ratio; use kl_estimator='k3' with it")
         if self.importance_sampling_level != "token" and self.loss_type != "grpo":
             raise ValueError(
                 f"importance_sampling_level={self.importance_sampling_level!r} has one ratio a completion: "
@@ -302,7 +305,7 @@ class GRPOTrainer(OnlineTrainer):
             everyone = self._on_all_processes(total) if scale == "batch" else total
             result = grpo_advantages(everyone, kind, args.advantage_eps, args.keep_zero_variance)
         first = self.accelerator.process_index * len(rollouts) if len(result.keep) > len(rollouts) else 0
-        steps = [score_steps(f, rollouts) for f in self.step_reward_funcs]
+        steps = [score_steps(f, rollouts, self.metrics["train"], self.state) for f in self.step_reward_funcs]
         for index, rollout in enumerate(rollouts):
             rollout.advantages = result.advantages[first + index].float()
             rollout.keep = result.keep[first + index].clone()

@@ -70,12 +70,13 @@ class MetricStore:
         local = [(name, self._reduce[name], values) for name, values in self._values.items()]
         self._values, self._seconds = {}, {}
         merged: dict[str, tuple[Reduce, list[tuple[float, float]]]] = {}
-        for name, reduce, values in _gathered(local):
+        for name, reduce, values in gathered(local):
             merged.setdefault(name, (reduce, []))[1].extend(values)
         return {name: _reduced(reduce, values) for name, (reduce, values) in merged.items()}
 
 
-def _gathered(local: list) -> list:
+def gathered(local: list) -> list:
+    """The entries of all processes, rank by rank; every process must call it."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return gather_object(local)
     return local

@@ -51,7 +51,6 @@ def record_rollouts(trainer: OnlineTrainer, collected: Collected) -> int:
     store.add_seconds("rollout", seconds)
     store.add_seconds("rewards", collected.waiting_seconds)
     store.add("rollout/tokens_per_second", collected.tokens / max(seconds, 1e-9), seconds)
-    trainer.tables.add("train", trainer.state.global_step, rollouts, collected.scores)
     prompt_tokens = sum(len(r.prompt_ids) * len(r.completions) for r in rollouts)
     return prompt_tokens + collected.tokens
 

@@ -29,7 +29,7 @@ from hf_rlx.data.formats import check_prompts
 from hf_rlx.functional import AdaptiveKLController, FixedKLController, importance_weights, soft_overlong
 from hf_rlx.models.roles import POLICY, REFERENCE
 from hf_rlx.models.shared import SharedModel
-from hf_rlx.rollout.collect import Collected, Sampler, collect
+from hf_rlx.rollout.collect import Collected, Sampler, collect, mark_weights
 from hf_rlx.rollout.generate import Generator
 from hf_rlx.rollout.scoring import RewardScorer
 from hf_rlx.trainers.base import BaseTrainer
@@ -106,6 +106,8 @@ class OnlineTrainer(BaseTrainer):
             on_error=args.on_reward_error,
             reward_processing_classes=reward_processing_classes,
             trainer_state=self.state,
+            model_init_kwargs=args.model_init_kwargs,
+            device=args.device,
         )
         self.sampler = self.make_sampler()
         self.kl_controller: AdaptiveKLController | FixedKLController = (
@@ -151,15 +153,16 @@ class OnlineTrainer(BaseTrainer):
         rollouts = self.sample(rows)
         self.shape_rewards(rollouts)
         self.compute_advantages(rollouts)
+        self.tables.add("train", self.state.global_step, rollouts, self._scores)
         return self.minibatches(rollouts) * self.args.num_iterations
 
     def update(self, model: nn.Module, batch: MiniBatch) -> Tensor:
         """Forward and backward of one micro-batch, inside the policy's role."""
         store, start = self.metrics["train"], time.perf_counter()
-        if not batch.groups and self.accelerator.num_processes == 1:
+        alone = self.accelerator.num_processes == 1 and self.accelerator.scaler is None
+        if not batch.groups and alone:  # DDP and the gradient scaler need a backward in every step
             return torch.zeros((), device=self.args.device)
-        with self.compute_loss_context_manager():
-            loss = self.minibatch_loss(model, batch)
+        loss = self.minibatch_loss(model, batch)
         # The loss is a share of one sum over all processes; DDP averages gradients, hence the factor.
         loss = loss * self.accelerator.num_processes
         self.accelerator.backward(loss)
@@ -188,7 +191,12 @@ class OnlineTrainer(BaseTrainer):
         from hf_rlx.rollout.vllm import VllmGenerator
 
         return VllmGenerator(
-            self.shared, self.tokenizer, self.accelerator, self.args.sampling_params(), self.args.vllm_options()
+            self.shared,
+            self.tokenizer,
+            self.accelerator,
+            self.args.sampling_params(),
+            self.args.vllm_options(),
+            self.args.generation_kwargs,
         )
 
     def prepare_roles(self, shared: SharedModel, args: BaseConfig) -> None:
@@ -203,25 +211,26 @@ class OnlineTrainer(BaseTrainer):
         if self.args.dynamic_sampling:
             collected = replace_flat_groups(self, collected)
         self._num_tokens += record_rollouts(self, collected)
+        self._scores = collected.scores
         return collected.rollouts
 
     def rollout(self, rows: list[dict[str, Any]], round_index: int, **changes: Any) -> Collected:
         """One rollout with the current weights; the seed follows from run seed, step, process and round."""
         args = self.args
         self.scorer.trainer_state = self.state  # train() makes a new one
+        mark_weights(self.sampler, self.state.global_step)
         seed = ((args.seed * 1009 + self.state.global_step) * 64 + self.accelerator.process_index) * 16 + round_index
-        with self.compute_loss_context_manager():
-            return collect(
-                rows,
-                self.sampler,
-                self.scorer,
-                self.tokenizer,
-                args.sampling_params(seed=seed, **changes),
-                args.num_generations,
-                chat_template_kwargs=args.chat_template_kwargs,
-                max_prompt_tokens=self.room_for_prompt(),
-                progress=not args.disable_tqdm and self.is_world_process_zero(),
-            )
+        return collect(
+            rows,
+            self.sampler,
+            self.scorer,
+            self.tokenizer,
+            args.sampling_params(seed=seed, **changes),
+            args.num_generations,
+            chat_template_kwargs=args.chat_template_kwargs,
+            max_prompt_tokens=self.room_for_prompt(),
+            progress=not args.disable_tqdm and self.is_world_process_zero(),
+        )
 
     def shape_rewards(self, rollouts: list[Rollout]) -> None:
         """Add what is not a reward function's business: DAPO's soft overlong penalty (2503.14476 eq. 13)."""
@@ -299,7 +308,8 @@ class OnlineTrainer(BaseTrainer):
 
     def note_kl(self, sequence_kl: Tensor) -> None:
         """Remember summed k1 (nats a sequence) for the adaptive controller."""
-        self._kl_seen.append(sequence_kl.detach())
+        if self.args.kl_target is not None:
+            self._kl_seen.append(sequence_kl.detach())
 
     def _update_beta(self) -> None:
         """Move beta by the sequence KL seen since the last window, over all processes."""
@@ -352,6 +362,6 @@ class OnlineTrainer(BaseTrainer):
             tokens = torch.tensor(self._num_tokens, device=self.args.device)
             logs["num_tokens"] = int(self.accelerator.reduce(tokens, "sum"))
             logs["beta"] = self.kl_controller.coef
-            if self.args.log_completions and self.is_world_process_zero():
+            if self.args.log_completions:
                 self.tables.write("train", self.state.global_step)
         super().log(logs, start_time)

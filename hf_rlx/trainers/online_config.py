@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -10,11 +11,16 @@ from hf_rlx.functional import ImportanceMode
 from hf_rlx.rollout.sampling import SamplingParams, from_generation_kwargs
 from hf_rlx.trainers.config import BaseConfig, described, strict
 
+logger = logging.getLogger(__name__)
+
 
 @strict
 @dataclass
 class OnlineConfig(BaseConfig):
-    """Configuration of `OnlineTrainer`; see the help text of each field."""
+    """Configuration of `OnlineTrainer`; see the help text of each field.
+
+    Of the inherited fields, `per_device_eval_batch_size` has no effect: `max_rollout_rows` bounds every rollout.
+    """
 
     learning_rate: float = described(1e-6, "Step size; for LoRA about ten times that of full weights, e.g. 1e-5.")
     remove_unused_columns: bool = described(False, "Keep columns: reward functions read them.")
@@ -42,8 +48,8 @@ class OnlineConfig(BaseConfig):
     stop_strings: list[str] | None = described(None, "A completion ends with the token that completes one of these.")
     generation_kwargs: dict[str, Any] | None = described(None, "Sampling options that win over the fields here.")
     chat_template_kwargs: dict[str, Any] | None = described(None, "Arguments of the chat template.")
-    cache_implementation: str | None = described(None, "Not used: the built-in generator has its own cache.")
-    pad_to_multiple_of: int | str | None = described("auto", "Not used: packed rows have no padding.")
+    cache_implementation: str | None = described(None, "No effect: the built-in generator has its own cache.")
+    pad_to_multiple_of: int | str | None = described("auto", "No effect: packed rows have no padding.")
     eval_temperature: float | None = described(
         None, "Temperature in evaluation; None: greedy for one completion a prompt, else the training temperature."
     )
@@ -126,6 +132,9 @@ class OnlineConfig(BaseConfig):
                 f"each process samples per_device_train_batch_size x steps_per_generation = {local} completions: it "
                 f"must be a multiple of num_generations ({self.num_generations}); groups stay whole on one process"
             )
+        for name, spec in type(self).__dataclass_fields__.items():
+            if spec.metadata.get("help", "").startswith("No effect") and getattr(self, name) != spec.default:
+                logger.warning("%s=%r: %s", name, getattr(self, name), spec.metadata["help"])
         if self.on_reward_error not in ("raise", "skip"):
             raise ValueError(f'on_reward_error must be "raise" or "skip", got {self.on_reward_error!r}')
         if self.beta < 0:

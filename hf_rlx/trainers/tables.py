@@ -6,27 +6,30 @@ Reading twenty completions shows a policy that games its reward sooner than any 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from accelerate import PartialState
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
 from hf_rlx.rollout.scoring import ScoreResult
+from hf_rlx.trainers.metrics import gathered
 from hf_rlx.types import Rollout
 
 _SHOWN_CHARACTERS = 400
 
 
 class CompletionTables:
-    """Keeps the completions since the last write, and writes them.
+    """Keeps the completions since the last write, and writes them: those of all processes, rank by rank, in one file.
 
     Args:
-        folder: `<folder>/<mode>_<step>.parquet` is written.
+        folder: `<folder>/<mode>_<step>.parquet` is written; `mode` is `train`, or the prefix of an evaluation's metrics.
         num_print: rows of the printed table.
         unique_prompts: print one row a prompt.
         quiet: write files but print nothing.
@@ -40,7 +43,12 @@ class CompletionTables:
         self._rows: dict[str, list[dict[str, Any]]] = {}
 
     def add(self, mode: str, step: int, rollouts: list[Rollout], scores: ScoreResult) -> None:
-        """Keep one rollout's completions; those of an earlier step that nobody wrote are let go."""
+        """Keep one rollout's completions; those of an earlier step that nobody wrote are let go.
+
+        Columns: step, prompt, completion, reward (before penalties), tokens, finished, `rewards/<function>`; advantage
+        where it was computed (the mean over a completion's tokens where each has its own); and what `log_extra` got,
+        as `extra/<name>` where one of these has the name.
+        """
         rows = self._rows.setdefault(mode, [])
         if rows and rows[0]["step"] != step:
             rows.clear()
@@ -51,32 +59,53 @@ class CompletionTables:
                     "step": step,
                     "prompt": rollout.prompt_text,
                     "completion": completion.text,
-                    "reward": _number(rollout.total, index),
+                    "reward": _number(scores.total[position]),
                     "tokens": len(completion.token_ids),
                     "finished": completion.finished,
-                    "advantage": _number(rollout.advantages, index),
                 }
+                if rollout.advantages.numel():
+                    own = rollout.advantages[index]
+                    row["advantage"] = _number(own[: len(completion.token_ids)].mean() if own.ndim else own)
                 for column, name in enumerate(scores.names):
-                    row[f"rewards/{name}"] = _number(rollout.rewards[:, column], index)
+                    row[f"rewards/{name}"] = _number(scores.rewards[position, column])
                 for name, values in scores.extra.items():
-                    if position < len(values):
-                        row[name] = _plain(values[position])
+                    row[f"extra/{name}" if name in row else name] = _plain(values[position])
                 rows.append(row)
                 position += 1
 
     def write(self, mode: str, step: int) -> Path | None:
-        """Write `mode`'s completions to parquet (whole or not at all) and print the best and worst of them."""
-        rows = self._rows.pop(mode, [])
-        if not rows:
+        """Write `mode`'s completions to parquet (whole or not at all) and print the best and worst of them.
+
+        Every process must call it; the first one writes for all. Returns the file's path, None where this process
+        wrote none.
+        """
+        rows = gathered(self._rows.pop(mode, []))
+        if not rows or not PartialState().is_main_process:
             return None
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"{mode}_{step:06d}.parquet"
+        path = self.folder / f"{re.sub(r'[^-.A-Za-z0-9_]', '_', mode)}_{step:06d}.parquet"
         staged = path.with_suffix(".partial")
-        pq.write_table(pa.Table.from_pylist(rows), staged)
+        pq.write_table(as_table(rows), staged)
         os.replace(staged, path)
         if not self.quiet:
             Console().print(render(rows, f"{mode} completions, step {step}", self.num_print, self.unique_prompts))
         return path
+
+
+def as_table(rows: list[dict[str, Any]]) -> pa.Table:
+    """Columns are the union over all rows, null where a row has none; values of several types become text."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: _column([row.get(name) for row in rows]) for name in names})
+
+
+def _column(values: list[Any]) -> pa.Array:
+    kinds = {type(value) for value in values if value is not None}
+    if len(kinds) < 2 or kinds == {int, float}:
+        try:
+            return pa.array(values)
+        except (pa.ArrowException, OverflowError, UnicodeError):  # a huge integer, half of a surrogate pair
+            pass
+    return pa.array([None if v is None else str(v).encode("utf-8", "replace").decode() for v in values], pa.string())
 
 
 def best_and_worst(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
@@ -111,11 +140,8 @@ def render(rows: list[dict[str, Any]], title: str, count: int, unique_prompts: b
     return table
 
 
-def _number(values: Tensor, index: int) -> float | None:
-    if not values.numel() or values[index].ndim:
-        return None
-    value = float(values[index])
-    return None if value != value else value
+def _number(value: Tensor) -> float | None:
+    return None if value.isnan() else float(value)
 
 
 def _plain(value: Any) -> Any:

@@ -202,7 +202,7 @@ def test_generation_kwargs():
     assert from_generation_kwargs({"stop_strings": ["a", "b"]}) == {"stop_strings": ("a", "b")}
     assert from_generation_kwargs({"do_sample": False}) == {"temperature": 0.0}
     assert from_generation_kwargs({"do_sample": True, "top_k": 4}) == {"top_k": 4}
-    with pytest.raises(ValueError, match=r"has no option 'num_beams'; it has do_sample, max_new_tokens, min_p"):
+    with pytest.raises(ValueError, match=r"has no option 'num_beams'; it has do_sample, max_new_tokens, max_tokens, min_p"):
         from_generation_kwargs({"num_beams": 4})
 
 
