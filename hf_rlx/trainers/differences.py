@@ -226,6 +226,13 @@ _TABLE: dict[str, Difference] = {
         "a folder that is pushed or shared must not carry code or a token",
         "test_a_saved_run_has_no_pickle_and_no_token",
     ),
+    "calls of reward functions": _behaviour(
+        "once a batch, on the main thread, after all of it was sampled",
+        "once a group (K rows), in a worker thread while other groups decode; after an exception once a row",
+        "scoring hides behind sampling, and an error names its completion; what must run on the main thread says "
+        "runs_on_main_thread = True",
+        "test_reward_functions_are_called_by_group_in_threads",
+    ),
     "reward models": _behaviour(
         "the score at the last token that is not the pad token",
         "at the last attended token",

@@ -26,11 +26,22 @@ def has_signal(total: torch.Tensor) -> bool:
     return spread > 1e-6 * max(1.0, scored.abs().max().item())
 
 
+def flatten_noise(total: torch.Tensor) -> torch.Tensor:
+    """(P, K) rewards with every group that has no signal set to its mean, NaN where it was NaN.
+
+    A reward model gives identical texts scores that differ by 1e-7 between batches; divided by such a deviation
+    they would become advantages.
+    """
+    flat = torch.tensor([not has_signal(row) for row in total])
+    mean = total.nanmean(dim=1, keepdim=True).expand_as(total)
+    return torch.where(flat[:, None] & ~torch.isnan(total), mean, total)
+
+
 def replace_flat_groups(trainer: OnlineTrainer, collected: Collected) -> Collected:
     """Sample fresh prompts for groups without signal, at most `dynamic_sampling_rounds` times.
 
-    Groups that are still flat after the last round stay, and leave loss and denominators like any flat group. Where the
-    sampler is collective, a process without flat groups goes through the rounds of the others with no prompt.
+    Groups that are still flat after the last round stay, and leave loss and denominators like any flat group. With a
+    collective sampler, a process without flat groups goes through the rounds of the others with no prompt.
     """
     rollouts = list(collected.rollouts)
     generation, waiting, tokens = collected.generation_seconds, collected.waiting_seconds, collected.tokens

@@ -72,21 +72,20 @@ def _collect_share(trainer: OnlineTrainer, dataset: Any) -> list[Collected]:
     for start in range(0, math.ceil(len(dataset) / args.world_size), batch):
         if start >= len(indices) and not collective:
             break
-        with trainer.compute_loss_context_manager():
-            collected.append(
-                collect(
-                    [dataset[i] for i in indices[start : start + batch]],
-                    trainer.sampler,
-                    trainer.scorer,
-                    trainer.tokenizer,
-                    args.sampling_params(seed=start, temperature=temperature),
-                    per_prompt,
-                    chat_template_kwargs=args.chat_template_kwargs,
-                    max_prompt_tokens=trainer.room_for_prompt(),
-                    progress=not args.disable_tqdm and trainer.is_world_process_zero(),
-                    description=f"evaluation {start}/{len(indices)}",
-                )
+        collected.append(
+            collect(
+                [dataset[i] for i in indices[start : start + batch]],
+                trainer.sampler,
+                trainer.scorer,
+                trainer.tokenizer,
+                args.sampling_params(seed=start, temperature=temperature),
+                per_prompt,
+                chat_template_kwargs=args.chat_template_kwargs,
+                max_prompt_tokens=trainer.room_for_prompt(),
+                progress=not args.disable_tqdm and trainer.is_world_process_zero(),
+                description=f"evaluation {start}/{len(indices)}",
             )
+        )
     return [part for part in collected if part.rollouts]
 
 

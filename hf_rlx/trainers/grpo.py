@@ -51,9 +51,11 @@ from hf_rlx.functional import (
 )
 from hf_rlx.models.roles import POLICY, REFERENCE
 from hf_rlx.trainers.config import described, strict
+from hf_rlx.trainers.dynamic_sampling import flatten_noise
 from hf_rlx.trainers.observe import record_clips, record_update
 from hf_rlx.trainers.online import OnlineTrainer
 from hf_rlx.trainers.online_config import OnlineConfig
+from hf_rlx.trainers.presets import PRESETS
 from hf_rlx.trainers.steps import StepReward, score_steps, token_advantages
 from hf_rlx.trainers.windows import MiniBatch
 from hf_rlx.types import Rollout
@@ -68,31 +70,6 @@ AGGREGATION: dict[LossType, Aggregation] = {
     "dr_grpo": "constant",
 }
 _ELSEWHERE = "use trl.GRPOTrainer for it; hf_rlx verifiers work there as reward_funcs"
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "grpo": {},
-    "dapo": {"loss_type": "dapo", "epsilon_high": 0.28, "beta": 0.0, "dynamic_sampling": True},
-    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none", "beta": 0.0},
-    "gspo": {"importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4, "beta": 0.0},
-    "rloo": {
-        "scale_rewards": "leave_one_out",
-        "importance_sampling_level": "sequence_sum",
-        "beta": 0.05,
-        "kl_in_reward": True,
-        "keep_zero_variance": True,
-    },
-    "trl": {
-        "loss_type": "dapo",
-        "beta": 0.0,
-        "scale_ddof": 1,
-        "advantage_eps": 1e-4,
-        "keep_zero_variance": True,
-        "use_bias_correction_kl": True,
-        "disable_dropout": False,
-        "vllm_importance_sampling_mode": "sequence_mask",
-        "vllm_importance_sampling_clip_max": 3.0,
-    },
-}
 
 
 @strict
@@ -292,6 +269,7 @@ class GRPOTrainer(OnlineTrainer):
         total, scale = torch.stack([r.total for r in rollouts]).double(), args.scale_rewards
         if args.multi_objective_aggregation == "normalize_then_sum":
             total, scale = self._normalised_sum(rollouts), "batch"  # GDPO: the sum is scaled over the batch
+        total = flatten_noise(total)
         if scale == "leave_one_out":
             result = rloo_advantages(total, keep_zero_variance=args.keep_zero_variance)
         else:

@@ -91,11 +91,12 @@ def _read(value: Any, rollout: Rollout, function: RewardFunction, lists: dict[st
             end, reward = (x.item() if hasattr(x, "item") and getattr(x, "ndim", 0) == 0 else x for x in step)
             if not isinstance(end, Integral) or isinstance(end, bool) or not isinstance(reward, Real):
                 raise wrong(f"returned the step {step!r}; expected (int, float): end in characters, reward", index)
+            end, reward = int(end), float(reward)
             if not 0 < end <= len(completion.text):
                 raise wrong(f": a step ends outside its text: {end} of {len(completion.text)} characters", index)
             if not math.isfinite(reward) or abs(reward) > LARGEST_REWARD:
                 raise wrong(f"returned the step {step!r}; a reward must be finite, at most {LARGEST_REWARD:g}", index)
-            steps.append((int(end), float(reward)))
+            steps.append((end, reward))
         result.append(steps)
     return result
 

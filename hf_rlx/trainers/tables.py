@@ -29,7 +29,8 @@ class CompletionTables:
     """Keeps the completions since the last write, and writes them: those of all processes, rank by rank, in one file.
 
     Args:
-        folder: `<folder>/<mode>_<step>.parquet` is written; `mode` is `train`, or the prefix of an evaluation's metrics.
+        folder: `<folder>/<mode>_<step>.parquet` is written; `mode` is `train`, or the prefix of an evaluation's
+            metrics.
         num_print: rows of the printed table.
         unique_prompts: print one row a prompt.
         quiet: write files but print nothing.

@@ -7,6 +7,7 @@ group was cut; K = 3, so a group's sample standard deviation of [1, 0, 0.5] is 0
 from __future__ import annotations
 
 import ast
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from transformers import TrainingArguments
 
 from hf_rlx import DIFFERS_FROM_TRL, GRPOConfig, GRPOTrainer, four_bit_config, load_causal_lm, load_tokenizer
 from hf_rlx.models.loading import mixed_precision_for
+from hf_rlx.rollout.scoring import RewardScorer
 from hf_rlx.trainers.grpo import AGGREGATION
 from hf_rlx.trainers.metrics import MetricStore
 from hf_rlx.trainers.observe import record_rewards
@@ -305,6 +307,35 @@ def test_streaming_datasets_are_refused(sides):
     stream = Dataset.from_dict({"prompt": ["1+1="]}).to_iterable_dataset()
     with pytest.raises(ValueError, match="train_dataset is a streaming dataset; load it whole"):
         GRPOTrainer(sides.model(), len, train_dataset=stream, processing_class=sides.tokenizer)
+
+
+def test_reward_functions_are_called_by_group_in_threads(sides):
+    """Two groups of three: 6 rows at once on the main thread; 3 and 3 elsewhere. A call of ours that fails for three
+    rows is made again for each of them."""
+    calls = []
+
+    def reward(completions, **_):
+        calls.append((len(completions), threading.current_thread() is threading.main_thread()))
+        return [0.0] * len(completions)
+
+    def alone_only(completions, **_):
+        reward(completions)
+        if len(completions) > 1:
+            raise RuntimeError("one at a time")
+        return [1.0]
+
+    theirs = sides.trl_trainer()
+    theirs.reward_funcs = [reward]
+    sides.trl_inputs(theirs)
+    assert calls == [(6, True)]
+    prompts = [{"prompt": prompt} for prompt in sides.prompts]
+    for function, on_error, expected in ((reward, "raise", [3, 3]), (alone_only, "skip", [3, 1, 1, 1] * 2)):
+        calls.clear()
+        ours = sides.our_trainer()
+        ours.scorer = RewardScorer(function, on_error=on_error)
+        ours.rollout(prompts, 0)
+        ours.scorer.close()
+        assert calls == [(count, False) for count in expected]
 
 
 # Another value than the default, by type; fields that this does not fit are given here.

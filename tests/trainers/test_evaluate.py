@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hf_rlx.functional import wilson_interval
-from tests.trainers.tools import by_ids, config, rows, scripted
+from tests.trainers.tools import ScriptedSampler, by_ids, config, rows, scripted
 
 
 def right_or_wrong(completions, number, **_):
@@ -73,6 +73,8 @@ def test_a_dictionary_of_datasets(tmp_path):
     assert metrics["eval_a_accuracy/right_or_wrong"] == 0.5
     assert metrics["eval_b_accuracy/right_or_wrong"] == 0.6
     assert metrics["eval_a_accuracy/right_or_wrong_n"] == 2
+    tables = {p.name: pq.read_table(p).num_rows for p in (tmp_path / "completions").iterdir()}
+    assert tables == {"eval_a_000000.parquet": 2, "eval_b_000000.parquet": 5}
 
 
 def test_another_dataset_and_prefix(tmp_path):
@@ -95,6 +97,31 @@ def test_large_sets_are_sampled_in_batches(tmp_path):
     trainer = scripted(config(tmp_path, max_rollout_rows=4, num_generations_eval=2), eval_dataset=rows(7))
     trainer.evaluate()
     assert trainer.sampler.calls == [2, 2, 2, 1]
+
+
+class Together(ScriptedSampler):
+    """A sampler that all processes must call equally often, and that has a copy of the weights."""
+
+    collective = True
+    version: int | None = None
+
+
+@pytest.mark.parametrize(
+    ("sampler", "rank", "expected"),
+    [(Together, 0, [2, 1]), (Together, 1, [2, 0]), (ScriptedSampler, 0, [2, 1]), (ScriptedSampler, 1, [2])],
+)
+def test_every_process_calls_a_collective_sampler_equally_often(tmp_path, monkeypatch, sampler, rank, expected):
+    """Five rows on two processes are 3 and 2; in batches of 2 that is 2 calls and 1."""
+    trainer = scripted(config(tmp_path, max_rollout_rows=2), eval_dataset=rows(5))
+    trainer.sampler = sampler(trainer.tokenizer)
+    trainer.state.global_step = 7
+    monkeypatch.setattr(type(trainer.args), "world_size", property(lambda self: 2))
+    monkeypatch.setattr(type(trainer.args), "process_index", property(lambda self: rank))
+    monkeypatch.setattr("hf_rlx.trainers.evaluate.gather_object", lambda local: local)
+    metrics = trainer.evaluate()
+    assert trainer.sampler.calls == expected
+    assert metrics["eval_reward"] > 0
+    assert getattr(trainer.sampler, "version", 7) == 7
 
 
 def test_abstained_rows_leave_the_accuracy(tmp_path):

@@ -410,3 +410,15 @@ def test_every_documented_metric_is_logged(tmp_path):
         update/tokens_per_second time/rollout time/rewards time/reference time/old_logps time/update"""
     assert set(names.split()) <= set(trainer.state.log_history[0])
     assert all(isinstance(v, int | float) for v in trainer.state.log_history[0].values())
+
+
+def test_rounding_noise_in_a_group_is_no_signal():
+    """Scores of 1/3 that differ in the seventh digit are equal rewards: the group becomes exactly flat, NaN stays NaN;
+    a group with a real difference is left as it is."""
+    from hf_rlx.trainers.dynamic_sampling import flatten_noise
+
+    total = torch.tensor([[1 / 3, 1 / 3 + 2e-7, float("nan")], [0.0, 1e-3, 0.0]], dtype=torch.float64)
+    flat = flatten_noise(total)
+    assert flat[0, 0] == flat[0, 1]
+    assert torch.isnan(flat[0, 2])
+    assert torch.equal(flat[1], total[1])

@@ -36,7 +36,6 @@ def test_the_file_holds_every_completion(tmp_path):
         "reward": 1.0,
         "tokens": 1,
         "finished": True,
-        "advantage": None,
         "rewards/f": 1.0,
         "note": "a",
     }
@@ -55,6 +54,59 @@ def test_nothing_is_written_twice_and_an_old_step_is_let_go(tmp_path):
     tables.add("train", 3, *scored([5.0]))
     assert [r["reward"] for r in pq.read_table(tables.write("train", 3)).to_pylist()] == [5.0]
     assert pq.read_table(tables.write("eval", 3)).num_rows == 1
+
+
+def test_advantages_where_there_are_any(tmp_path):
+    """One a completion; or one a token, of which the mean over the completion's own 1 and 2 tokens is written."""
+    tables = CompletionTables(tmp_path, None, False, quiet=True)
+    for advantages in (torch.tensor([0.5, -0.5]), torch.tensor([[1.0, 99.0, 99.0], [2.0, 4.0, 99.0]])):
+        (rollout,), scores = scored([1.0, 0.0])
+        rollout.advantages = advantages
+        tables.add("train", 1, [rollout], scores)
+    assert pq.read_table(tables.write("train", 1))["advantage"].to_pylist() == [0.5, -0.5, 1.0, 3.0]
+
+
+def test_the_reward_is_the_one_before_penalties(tmp_path):
+    tables = CompletionTables(tmp_path, None, False, quiet=True)
+    (rollout,), scores = scored([1.0, 0.5])
+    rollout.total = rollout.total - 10
+    tables.add("train", 1, [rollout], scores)
+    assert pq.read_table(tables.write("train", 1))["reward"].to_pylist() == [1.0, 0.5]
+
+
+def test_extra_columns_of_any_kind(tmp_path):
+    """A column that only later rows have, several types in one, an integer beyond 64 bits, half of a surrogate pair,
+    and a name that is taken."""
+    tables = CompletionTables(tmp_path, None, False, quiet=True)
+    tables.add("train", 1, *scored([1.0]))
+    extra = {
+        "late": ["x"],
+        "mixed": [1],
+        "numbers": [1],
+        "flag": [True],
+        "huge": [2**70],
+        "text": ["a\ud800"],
+        "prompt": ["hint"],
+    }
+    tables.add("train", 1, *scored([1.0], extra=extra))
+    tables.add("train", 1, *scored([1.0], extra={"mixed": ["one"], "numbers": [2.5], "flag": [None]}))
+    got = pq.read_table(tables.write("train", 1)).to_pydict()
+    assert {name: got[name] for name in ("late", "mixed", "numbers", "flag", "huge", "text", "prompt")} == {
+        "late": [None, "x", None],
+        "mixed": [None, "1", "one"],
+        "numbers": [None, 1.0, 2.5],
+        "flag": [None, True, None],
+        "huge": [None, str(2**70), None],
+        "text": [None, "a?", None],
+        "prompt": ["<p>"] * 3,
+    }
+    assert got["extra/prompt"] == [None, "hint", None]
+
+
+def test_a_mode_with_a_slash_is_a_file_name(tmp_path):
+    tables = CompletionTables(tmp_path, None, False, quiet=True)
+    tables.add("eval_org/set", 1, *scored([1.0]))
+    assert tables.write("eval_org/set", 1) == tmp_path / "eval_org_set_000001.parquet"
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
