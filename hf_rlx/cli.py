@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,10 +21,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.steps is not None and args.steps < 1:
         parser.error(f"--steps must be at least 1, got {args.steps}")
+    if args.seed < 0:
+        parser.error(f"--seed must not be negative, got {args.seed}")
+    try:
+        Path(args.output).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--output {args.output!r} cannot be a folder: {error.strerror}")
     # Imported here: `hf-rlx --help` should not wait for torch.
     from hf_rlx.demo import run_demo
 
-    run_demo(args.model, args.output, args.steps, args.seed, args.quiet)
+    try:
+        run_demo(args.model, args.output, args.steps, args.seed, args.quiet)
+    except (OSError, ValueError, ImportError) as error:
+        print(f"hf-rlx {args.command}: error: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

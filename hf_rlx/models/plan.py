@@ -43,14 +43,23 @@ def initial_plan(model: PreTrainedModel, packing: bool) -> ForwardPlan:
     return ForwardPlan(packed=False, reason=reason)
 
 
+def not_a_decoder(model: Any) -> str | None:
+    """Why a model cannot be trained here at all: it does not predict the next token from the ones before; or None."""
+    if not isinstance(model, PreTrainedModel):
+        return f"the model must be a transformers causal language model, got {type(model).__name__}"
+    if model.config.is_encoder_decoder:
+        return f"{type(model).__name__} is an encoder-decoder model; hf_rlx trains decoder-only models"
+    if model.get_output_embeddings() is None:
+        return f"{type(model).__name__} has no vocabulary head; load it with AutoModelForCausalLM"
+    return None
+
+
 def packing_obstacle(model: PreTrainedModel) -> str | None:
     """Why a family cannot run packed rows as far as its configuration tells, or None.
 
     What a configuration does not tell is caught by comparing both forwards on the first micro-batch.
     """
     config = model.config.get_text_config()
-    if model.config.is_encoder_decoder:
-        return "encoder-decoder model"
     if getattr(model, "_is_stateful", False):
         return "recurrent state"
     if getattr(config, "attn_logit_softcapping", None) is not None:
@@ -86,6 +95,7 @@ def verify_plan(
     # Without autocast float32 weights compute in float32, where a small tolerance means something.
     with torch.autocast(device.type, enabled=False):
         reference = score_from_logits(model, pad_groups(probe, device), 1.0, False, False).per_token_logps
+        _check_causal(model, probe, reference, device)
         while candidate.packed or candidate.chunked:
             problem = _disagreement(model, probe, candidate, reference, device)
             if problem is None:
@@ -96,6 +106,23 @@ def verify_plan(
         layout = "packed rows" if candidate.packed else "padded batches"
         logger.warning("%s: %s, log-probs %s (%s)", model.config.model_type, layout, way, candidate.reason)
     return replace(candidate, verified=True)
+
+
+def _check_causal(model: PreTrainedModel, probe: list[Group], reference: Tensor, device: torch.device) -> None:
+    """Refuse a model whose log-prob of a token depends on later tokens (BERT with `is_decoder=False`)."""
+    responses = [ids for group in probe for ids in group.response_ids]
+    row = max(range(len(responses)), key=lambda i: responses[i].numel())
+    batch = pad_groups(probe, device)
+    last = batch.last_index[row]
+    batch.input_ids.view(-1)[last] = (batch.input_ids.view(-1)[last] + 1) % model.config.get_text_config().vocab_size
+    scores = score_from_logits(model, batch, 1.0, False, False).per_token_logps
+    gaps = (scores - reference)[row, : responses[row].numel() - 1].abs()
+    dtype = _compute_dtype(model)
+    if gaps.numel() and _size(gaps, dtype) > _TOLERANCE[dtype]:
+        raise ValueError(
+            f"{model.config.model_type}: the log-prob of a token changes with the tokens after it, so this is no "
+            "causal language model; load it with is_decoder=True or use another one"
+        )
 
 
 def _probe(groups: Sequence[Group]) -> list[Group]:
@@ -129,8 +156,7 @@ def _disagreement(
         return f"{type(error).__name__}: {error}"
     dtype = _compute_dtype(model)
     gaps = (ours - reference)[batch.completion_mask].abs()
-    # A half-precision logit of 40 is a multiple of 0.25: single tokens may differ by a rounding, most must not.
-    gap = (gaps.max() if dtype in (torch.float32, torch.float64) else gaps.median()).item()
+    gap = _size(gaps, dtype)
     if not gap <= _TOLERANCE[dtype]:
         return f"log-probs differ from the padded forward by {gap:.1e}"
     if batch.layout is None:
@@ -146,6 +172,12 @@ def _disagreement(
     if not leak <= min(_TOLERANCE[dtype], 1e-4):
         return f"a response changes by {leak:.1e} when its sibling changes"
     return None
+
+
+def _size(gaps: Tensor, dtype: torch.dtype) -> float:
+    """How far two forwards differ: at most, or for most tokens where a half-precision logit of 40 is a multiple of
+    0.25 and a single token may differ by one rounding."""
+    return (gaps.max() if dtype in (torch.float32, torch.float64) else gaps.median()).item()
 
 
 def _compute_dtype(model: PreTrainedModel) -> torch.dtype:

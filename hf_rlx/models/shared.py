@@ -33,7 +33,7 @@ from hf_rlx.models.forward import hidden_states, score_batch
 from hf_rlx.models.heads import ScalarHead
 from hf_rlx.models.loading import keep_trainable_layout, load_causal_lm
 from hf_rlx.models.packing import split_by_tokens
-from hf_rlx.models.plan import initial_plan, verify_plan
+from hf_rlx.models.plan import initial_plan, not_a_decoder, verify_plan
 from hf_rlx.models.roles import CRITIC, POLICY, Flags, Role, belongs
 from hf_rlx.types import Group, TokenScores
 
@@ -56,8 +56,9 @@ class SharedModel(nn.Module):
             raise ValueError("the model is a SharedModel already; use it as it is")
         self.model: Any = model
         base = self.causal_lm
-        if base.get_output_embeddings() is None:
-            raise ValueError(f"{type(base).__name__} has no vocabulary head; load it with AutoModelForCausalLM")
+        obstacle = not_a_decoder(base)
+        if obstacle is not None:
+            raise ValueError(obstacle)
         keep_trainable_layout(base)
         adapter = None
         if isinstance(model, PeftModel):

@@ -96,9 +96,16 @@ class Generator:
         Raises:
             ValueError: an empty prompt.
         """
+        embeddings: Any = self.model.causal_lm.get_input_embeddings()
+        rows = embeddings.num_embeddings
         for index, ids in enumerate(prompt_ids):
             if not ids:
                 raise ValueError(f"prompt {index} has no tokens; give it a BOS token or some text")
+            if max(ids) >= rows:
+                raise ValueError(
+                    f"prompt {index} has the token id {max(ids)}, but the model embeds {rows} tokens only; its "
+                    "tokenizer is larger than the model: model.resize_token_embeddings(len(tokenizer))"
+                )
         done: list[list[Completion]] = [[] for _ in prompt_ids]
         # Prompts of like length share a batch: less padding in the prefill and in every later step.
         order = sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))

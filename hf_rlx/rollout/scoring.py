@@ -145,14 +145,14 @@ class _Job:
     def _lose(self, rows: Sequence[int], error: BaseException, kind: str = "") -> None:
         """A call for these rows failed: raise the RewardError that says so, or under "skip" let them abstain."""
         told: type[RewardError] = RewardError
-        message = f"reward function {self.func.name!r} raised {type(error).__name__}: {error}"
+        message = f"reward function {self.func.name!r} raised {type(error).__name__}: {_message(error)}"
         if isinstance(error, RewardError):
             told, message = type(error), str(error)
             self.timeouts += isinstance(error, RewardTimeoutError)
         if not rows:
             message += "; this was for all completions of the prompt in one call, and for none of them alone"
         fault = told(message + self.func.where(self.lists, rows[0] if rows else 0))
-        if not self.skip:
+        if not self.skip or not isinstance(error, Exception):  # KeyboardInterrupt and SystemExit always stop
             raise fault from error
         self.faults.append((rows, kind or type(error).__name__, fault))
 
@@ -401,6 +401,14 @@ class RewardScorer(AbstractContextManager):
         metrics["rewards/unscored"] = float(total.isnan().sum())
         metrics.update({metric: sum(values) / len(values) for metric, values in logged.items()})
         return ScoreResult(rewards.float(), total.float(), list(self.names), extra, metrics)
+
+
+def _message(error: BaseException) -> str:
+    """The text of somebody else's exception, whose `__str__` may be broken itself."""
+    try:
+        return str(error)
+    except Exception:
+        return "(its message cannot be read)"
 
 
 def _make_calls(inbox: queue.SimpleQueue[Any]) -> None:

@@ -12,6 +12,7 @@ import torch
 from transformers import TrainingArguments
 
 from hf_rlx.models.loading import mixed_precision_for
+from hf_rlx.trainers.ranges import check_ranges
 
 # Fields that older TRL versions had, and what to write instead.
 REMOVED_FIELDS = {
@@ -85,6 +86,11 @@ class BaseConfig(TrainingArguments):
     )
 
     def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.label_smoothing_factor or self.neftune_noise_alpha is not None:
+            raise ValueError(
+                "label_smoothing_factor and neftune_noise_alpha belong to supervised training; remove them"
+            )
         device = torch.device("cuda" if torch.cuda.is_available() and not self.use_cpu else "cpu")
         precision = mixed_precision_for(device)
         if self.bf16 is None and self.fp16 is None:

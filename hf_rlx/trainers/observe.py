@@ -55,6 +55,15 @@ def record_rollouts(trainer: OnlineTrainer, collected: Collected) -> int:
     return prompt_tokens + collected.tokens
 
 
+# Names that the trainer logs itself: a reward function's `log_metric` would falsify the curves.
+RESERVED = frozenset(
+    [
+        *("loss", "policy_loss", "kl_loss", "grad_norm", "learning_rate", "epoch", "step", "step_time", "num_tokens"),
+        *("reward", "reward_std", "frac_reward_zero_std", "kl", "beta", "entropy"),
+    ]
+)
+
+
 def record_rewards(store: MetricStore, rollouts: list[Rollout], names: list[str], extra: dict[str, float]) -> None:
     """Every component by itself, the total, and the share of groups without a signal."""
     rewards = torch.cat([r.rewards for r in rollouts])
@@ -63,6 +72,8 @@ def record_rewards(store: MetricStore, rollouts: list[Rollout], names: list[str]
         store.add(f"rewards/{name}/mean", values.mean() if values.numel() else float("nan"), values.numel())
         store.add(f"rewards/{name}/std", values.std() if values.numel() > 1 else float("nan"), values.numel())
     for name, value in extra.items():
+        if name in RESERVED:
+            raise ValueError(f"a reward function logs the metric {name!r}, which is the trainer's own; rename it")
         store.add(name, value, reduce="sum" if name.rsplit("/", 1)[-1] in COUNTS else "mean")
     for rollout in rollouts:
         total = rollout.total[~torch.isnan(rollout.total)]

@@ -208,6 +208,12 @@ class OnlineTrainer(BaseTrainer):
         """Generate and score; with `dynamic_sampling`, replace groups without signal by fresh prompts."""
         self._update_beta()
         collected = self.rollout(rows, round_index=0)
+        if rows and all(torch.isnan(r.total).all() for r in collected.rollouts):
+            logger.warning(
+                "step %d: no completion was scored, every reward function abstained on all of them (%s)",
+                self.state.global_step,
+                ", ".join(self.scorer.names),
+            )
         if self.args.dynamic_sampling:
             collected = replace_flat_groups(self, collected)
         self._num_tokens += record_rollouts(self, collected)

@@ -137,28 +137,22 @@ class OnlineConfig(BaseConfig):
                 logger.warning("%s=%r: %s", name, getattr(self, name), spec.metadata["help"])
         if self.on_reward_error not in ("raise", "skip"):
             raise ValueError(f'on_reward_error must be "raise" or "skip", got {self.on_reward_error!r}')
-        if self.beta < 0:
-            raise ValueError(f"beta must not be negative, got {self.beta}")
         if self.kl_target is not None and self.beta == 0:
             raise ValueError("kl_target needs a starting beta above 0")
         if self.log_completions_hub_repo is not None:
             raise ValueError("log_completions_hub_repo is not carried; push the folder `completions/` yourself")
         if self.sync_ref_model and self.beta == 0:
             raise ValueError("sync_ref_model moves the reference, but beta=0 has none; set beta above 0")
-        self._check_ranges()
+        self._check_choices()
         params = self.sampling_params()  # refuses bad values now rather than at the first rollout
         if params.temperature == 0:
             raise ValueError("training needs a temperature above 0: greedy completions of one prompt are all the same")
         # Where generation_kwargs win, log-probs and length limits follow what the sampler does.
         self.temperature, self.max_completion_length = params.temperature, params.max_completion_length
 
-    def _check_ranges(self) -> None:
+    def _check_choices(self) -> None:
         modes = get_args(ImportanceMode)
         fine = {
-            "num_iterations must be at least 1": self.num_iterations >= 1,
-            "num_generations_eval must be at least 1": (self.num_generations_eval or 1) >= 1,
-            "max_rollout_rows must be at least 1": self.max_rollout_rows >= 1,
-            "dynamic_sampling_rounds must be from 1 to 15": 1 <= self.dynamic_sampling_rounds <= 15,
             'vllm_mode must be "colocate" or "server"': self.vllm_mode in ("colocate", "server"),
             f"vllm_importance_sampling_mode must be one of {modes}": self.vllm_importance_sampling_mode in modes,
         }
@@ -190,8 +184,7 @@ class OnlineConfig(BaseConfig):
             "repetition_penalty": self.repetition_penalty,
             "stop_strings": tuple(self.stop_strings or ()),
         }
-        if not self.use_vllm:
-            kwargs |= from_generation_kwargs(self.generation_kwargs)
+        kwargs |= from_generation_kwargs(self.generation_kwargs, others=self.use_vllm)
         return SamplingParams(seed=seed, **(kwargs | changes))
 
     def vllm_options(self) -> dict[str, Any]:

@@ -45,3 +45,23 @@ def test_streaming():
     for dataset in (stream, iter([{"prompt": "a"}])):
         with pytest.raises(ValueError, match="train_dataset is a streaming dataset; load it whole"):
             check_prompts(dataset, "train_dataset")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (
+            {"train": [{"prompt": "a"}]},
+            r"dictionary of \[.train.\]; pass one of its datasets",
+        ),
+        ("some/set", "is the text 'some/set'; load it"),
+        (["1+1="], "must have rows that are dictionaries with a `prompt`, got str"),
+        ([{"prompt": "a"}, {"prompt": None}], "row 1 has the prompt None"),
+        ([{"prompt": "a"}, {"prompt": ""}], "row 1 has the prompt ''"),
+        ([{"prompt": "a", "images": []}], "does not carry vision models"),
+    ],
+)
+def test_datasets_that_cannot_be_trained_on(dataset, message):
+    """Each message names the row or the way out."""
+    with pytest.raises(ValueError, match=message):
+        check_prompts(dataset, "train_dataset")

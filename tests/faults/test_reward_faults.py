@@ -101,3 +101,42 @@ def test_a_sampler_that_fails_leaves_the_scorer_clean(tmp_path):
     trainer.sampler.generate = good
     trainer.train()
     assert trainer.state.global_step == 1
+
+
+class _UnreadableError(Exception):
+    def __str__(self):
+        raise ValueError("no text for you")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
+def test_an_order_to_stop_is_not_an_abstention(tmp_path, error):
+    """`on_reward_error="skip"` is for faults of a function; an interrupt that surfaces in one ends the run."""
+    trainer = scripted(config(tmp_path, on_reward_error="skip", shuffle_dataset=False), reward=breaks_on(2, error))
+    with pytest.raises(RewardError, match=type(error).__name__):
+        trainer.train()
+
+
+def test_an_exception_whose_text_breaks_is_still_named(tmp_path):
+    trainer = scripted(config(tmp_path, shuffle_dataset=False), reward=breaks_on(2, _UnreadableError()))
+    with pytest.raises(RewardError, match=r"'fragile' raised _UnreadableError: .its message cannot be read"):
+        trainer.train()
+
+
+def test_a_rollout_that_nobody_scores_is_told(tmp_path, caplog):
+    """All rows abstain: the loss is 0 and nothing is learned, which must not look like a healthy run."""
+
+    def silent(completions, **_):
+        return [None] * len(completions)
+
+    caplog.set_level(logging.WARNING)
+    scripted(config(tmp_path), reward=silent).train()
+    assert "no completion was scored, every reward function abstained on all of them (silent)" in caplog.text
+
+
+def test_a_metric_of_the_trainer_cannot_be_overwritten(tmp_path):
+    def sly(completions, log_metric, **_):
+        log_metric("loss", 5.0)
+        return [float(i) for i in range(len(completions))]
+
+    with pytest.raises(ValueError, match="logs the metric 'loss', which is the trainer's own"):
+        scripted(config(tmp_path), reward=sly).train()

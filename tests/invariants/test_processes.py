@@ -98,3 +98,20 @@ def test_evaluation_counts_every_row_once(both, tmp_path):
     """Five rows on two processes: the mean over five."""
     one = train("grpo", tmp_path, 1)
     assert both[0]["grpo"]["eval"]["eval_reward"] == pytest.approx(one["eval"]["eval_reward"], abs=1e-6)
+
+
+@pytest.mark.parametrize(("name", "count"), [("train_000001.parquet", 16), ("eval_000001.parquet", 5)])
+def test_completions_of_both_processes_are_in_one_file(both, tmp_path, name, count):
+    """The same rows as one process writes, advantages included; only their order is another."""
+
+    def rows_of(result):
+        found = [dict(sorted(row.items())) for row in result["grpo"]["tables"][name]]
+        for row in found:
+            row["advantage"] = round(row.get("advantage", 0.0), 5)
+        return sorted(found, key=lambda row: (row["prompt"], row["completion"]))
+
+    one, two = rows_of({"grpo": train("grpo", tmp_path, 1)}), rows_of(both[0])
+    assert len(two) == count
+    assert one == two
+    assert any(row["advantage"] for row in two) == name.startswith("train")
+    assert both[1]["grpo"]["tables"] == {}

@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import torch
 
 from tests.trainers.tools import KeepGradients, by_ids, config, digest, rows, scripted
 
 # Windows of 2 x 8 completions, or of 1 x 16: prompts 0, 1 belong to rank 0, prompts 2, 3 to rank 1.
 CASES: dict[str, dict[str, Any]] = {
-    "grpo": {"loss_type": "grpo", "beta": 0.3},
+    "grpo": {"loss_type": "grpo", "beta": 0.3, "log_completions": True},
     "dapo": {"loss_type": "dapo", "beta": 0.3},
     "dr_grpo": {"loss_type": "dr_grpo", "beta": 0.3},
     "one rank flat": {"loss_type": "grpo", "beta": 0.3},
@@ -60,8 +61,14 @@ def train(case: str, folder: Path, processes: int) -> dict[str, Any]:
         "weights": digest(trainer.shared.named_parameters()),
         "log": trainer.state.log_history,
         "eval": metrics,
+        "tables": read_tables(folder / "completions") if trainer.is_world_process_zero() else {},
         "prompts": sum(trainer.sampler.calls[:1]),
     }
+
+
+def read_tables(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The rows of every file of completions, by file name."""
+    return {path.name: pq.read_table(path).to_pylist() for path in folder.iterdir()}
 
 
 def main(folder: Path) -> None:

@@ -178,3 +178,28 @@ def test_arguments_without_a_packed_form_are_refused(name):
     states = torch.zeros(1, 1, layout.slot_of_token.numel(), 4)
     with pytest.raises(PackingUnsupportedError, match=name):
         tree_attention_forward(None, states, states, states, None, layout=layout, **{name: 1.0})
+
+
+def test_models_that_are_no_causal_language_models_are_refused():
+    """BERT with `is_decoder=False` sees later tokens: its log-probs of earlier ones change, so it is refused on the
+    first forward; T5 and bare modules at construction."""
+    from transformers import BertConfig, BertLMHeadModel, T5Config, T5ForConditionalGeneration
+
+    from hf_rlx import SharedModel
+
+    small = {"vocab_size": tiny.VOCAB, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    for decoder in (True, False):
+        torch.manual_seed(0)
+        bert = BertLMHeadModel(BertConfig(**small, intermediate_size=32, is_decoder=decoder, initializer_range=1.0))
+        shared = SharedModel.build(bert.eval())
+        with torch.no_grad():
+            if decoder:
+                assert torch.isfinite(shared(tiny.ragged_groups()).per_token_logps).all()
+            else:
+                with pytest.raises(ValueError, match="no causal language model"):
+                    shared(tiny.ragged_groups())
+    t5 = T5ForConditionalGeneration(T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2))
+    with pytest.raises(ValueError, match="encoder-decoder"):
+        SharedModel.build(t5)
+    with pytest.raises(ValueError, match="got Linear"):
+        SharedModel.build(torch.nn.Linear(2, 2))

@@ -1,6 +1,7 @@
 """collect(): prompts in, rollouts out, rows in the order of the dataset whatever finished first."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -164,6 +165,26 @@ def test_scoring_overlaps_generation():
             return groups
 
     assert len(run(ROWS[:2], reward, Waiting(), k=1).rollouts) == 2
+
+
+def test_an_empty_share_is_an_empty_rollout():
+    """A process that only keeps the others company."""
+    collected = run([], token_reward)
+    assert collected.rollouts == []
+    assert collected.scores.rewards.shape == (0, 1)
+    assert collected.scores.total.shape == (0,)
+    assert collected.scores.metrics["rewards/token_reward/abstained"] == 0
+
+
+def test_a_slow_scorer_is_not_silent(capfd):
+    """The bar says after 1 s that one of two prompts still waits."""
+
+    def slow(completion_ids, **kwargs):
+        time.sleep(1.5 if completion_ids[0][0] == 20 else 0)
+        return [0.0] * len(completion_ids)
+
+    run(ROWS[:2], slow, progress=True)
+    assert "1 prompts wait for rewards, 1 s" in capfd.readouterr().err
 
 
 def test_with_the_real_generator():

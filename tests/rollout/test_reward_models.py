@@ -54,6 +54,24 @@ def by_hand(model, text):
         return model.score(hidden[:, -1])[0, 0].item()
 
 
+# --- devices ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("attribute", "value"), [("hf_device_map", {"": 0}), ("quantization_method", "bitsandbytes")])
+def test_models_move_to_the_device(attribute, value):
+    """`meta` stands for a GPU; a model that accelerate or a quantiser has placed stays."""
+    for given in (llama(), ModelReward(llama(), tokenizer())):
+        scorer = RewardScorer(given, reward_processing_classes=tokenizer(), device="meta")
+        assert scorer.functions[0].call.model.device.type == "meta"
+    placed = llama()
+    setattr(placed, attribute, value)
+    RewardScorer(placed, reward_processing_classes=tokenizer(), device="meta")
+    assert placed.device.type == "cpu"
+    stays = llama()
+    RewardScorer(stays, reward_processing_classes=tokenizer())
+    assert stays.device.type == "cpu"
+
+
 # --- ModelReward -----------------------------------------------------------------------------------------------------
 
 

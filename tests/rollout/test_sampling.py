@@ -13,7 +13,14 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from hf_rlx.rollout.sampling import SamplingParams, filtered_probs, from_generation_kwargs, sample_step, uniforms
+from hf_rlx.rollout.sampling import (
+    SamplingParams,
+    filtered_probs,
+    from_generation_kwargs,
+    only_of_the_engine,
+    sample_step,
+    uniforms,
+)
 
 LOGITS = [1.0, 0.0, -1.0, 2.0, -30.0]
 BELOW_ONE = 1 - 2**-24  # the largest float32 below 1
@@ -155,6 +162,17 @@ def test_rounding_never_passes_the_end():
     assert 151_000 < tokens.item() <= 151_932
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [[math.nan, 0.0, 1.0], [math.inf, 0.0, 1.0], [-math.inf] * 3])
+def test_logits_without_a_distribution_are_refused(bad, temperature):
+    """They used to give the last token of the vocabulary. A single -inf is a token of probability 0."""
+    fine = torch.tensor([[0.0, 5.0, -math.inf]])
+    assert sample_step(fine, torch.tensor([0.5]), params(temperature=temperature), None)[0].item() == 1
+    logits = torch.cat([fine, torch.tensor([bad])])
+    with pytest.raises(FloatingPointError, match=r"NaN or infinite in 1 of 2 rows \(torch.float32\).*diverged.*fp16"):
+        sample_step(logits, torch.tensor([0.5, 0.5]), params(temperature=temperature), None)
+
+
 def test_half_precision_logits():
     tokens, logps = sample_step(torch.tensor([LOGITS], dtype=torch.bfloat16), torch.tensor([0.5]), params(), None)
     assert logps.dtype == torch.float32
@@ -202,8 +220,16 @@ def test_generation_kwargs():
     assert from_generation_kwargs({"stop_strings": ["a", "b"]}) == {"stop_strings": ("a", "b")}
     assert from_generation_kwargs({"do_sample": False}) == {"temperature": 0.0}
     assert from_generation_kwargs({"do_sample": True, "top_k": 4}) == {"top_k": 4}
-    with pytest.raises(ValueError, match=r"has no option 'num_beams'; it has do_sample, max_new_tokens, max_tokens, min_p"):
+    with pytest.raises(ValueError, match=r"has no option 'num_beams'; it has do_sample, max_new_tokens, max_to"):
         from_generation_kwargs({"num_beams": 4})
+
+
+def test_generation_kwargs_of_another_engine():
+    """What has a field is translated, the rest is left to the engine."""
+    kwargs = {"max_tokens": 7, "stop": ["a"], "do_sample": True, "bad_words": ["b"]}
+    assert from_generation_kwargs(kwargs, others=True) == {"max_completion_length": 7, "stop_strings": ("a",)}
+    assert only_of_the_engine(kwargs) == {"bad_words": ["b"]}
+    assert only_of_the_engine(None) == {}
 
 
 def test_generation_kwargs_order_does_not_matter():

@@ -1,12 +1,15 @@
 """VllmGenerator against a stand-in for `vllm` and for TRL's engine: what is passed, when, and how answers map."""
 
 import builtins
+import contextlib
 import inspect
 import math
 import sys
 import types
 
 import pytest
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.rollout.sampling import SamplingParams
@@ -47,12 +50,14 @@ def engine(monkeypatch):
     return FakeEngine
 
 
-def make(params=None, **options):
-    model = SharedModel.build(tiny.causal_lm(), tiny.lora())
+ALONE = types.SimpleNamespace(num_processes=1)
+
+
+def make(params=None, generation_kwargs=None, model=None, accelerator=ALONE, **options):
+    model = model or SharedModel.build(tiny.causal_lm(), tiny.lora())
     params = params or SamplingParams(4, temperature=0.7, top_k=5, stop_strings=("t9",))
-    return VllmGenerator(
-        model, tiny.word_tokenizer(), "the accelerator", params, {"mode": "server", **options}
-    ), params
+    options = {"mode": "server", **options}
+    return VllmGenerator(model, tiny.word_tokenizer(), accelerator, params, options, generation_kwargs), params
 
 
 def test_construction(engine):
@@ -61,7 +66,7 @@ def test_construction(engine):
     assert options.pop("model").__class__.__name__ == "PeftModel"  # without our heads, which vLLM does not know
     assert options.pop("processing_class") is generator.tokenizer
     assert options == {
-        "accelerator": "the accelerator",
+        "accelerator": ALONE,
         "mode": "server",
         "server_port": 8001,
         "temperature": 0.7,
@@ -122,11 +127,141 @@ def test_weights_go_first_and_answers_map(engine):
     assert steps == [6, 5]
 
 
+def syncs(generator) -> int:
+    return generator.engine.calls.count("sync")
+
+
 def test_every_rollout_pushes_the_weights(engine):
+    """Unless somebody counts versions."""
     generator, params = make()
     for _ in range(3):
         generator.generate([], 2, params)
-    assert [c for c in generator.engine.calls if c == "sync"] == ["sync"] * 3
+    assert syncs(generator) == 3
+
+
+def test_the_weights_are_pushed_when_they_are_new(engine):
+    """By version; and where a checkpoint was loaded at the same step."""
+    generator, params = make()
+    seen = []
+    for version in (0, 0, 1, 1):
+        generator.version = version
+        generator.generate([], 2, params)
+        seen.append(syncs(generator))
+    assert seen == [1, 1, 2, 2]
+    _, parameter = generator.model.trainable_parameters()[0]
+    with torch.no_grad():
+        parameter.add_(1.0)
+    generator.generate([], 2, params)
+    generator.generate([], 2, params)
+    assert syncs(generator) == 3
+
+
+def test_a_sleeping_engine_is_filled_every_time(engine):
+    """It forgets its weights, and would fetch them by itself, without our guard over the base."""
+    generator, params = make(mode="colocate", enable_sleep_mode=True)
+    generator.version = 0
+    for _ in range(2):
+        generator.generate([], 2, params)
+    assert syncs(generator) == 2
+
+
+class MergingEngine(FakeEngine):
+    """Pushes as TRL's client does: merge, read, unmerge; `fails` in between."""
+
+    fails = False
+
+    def sync_weights(self):
+        super().sync_weights()
+        self.model.merge_adapter()
+        self.pushed = {n: p.detach().clone() for n, p in self.model.named_parameters() if "base_layer" in n}
+        if self.fails:
+            raise ConnectionError("server is gone")
+        self.model.unmerge_adapter()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_base_stays_bit_identical(engine, monkeypatch, fails):
+    """W + BA - BA is not W in float32: without the guard some bits differ, which the first half shows."""
+
+    def made():
+        torch.manual_seed(0)
+        shared = SharedModel.build(tiny.causal_lm(), tiny.lora())
+        with torch.no_grad():
+            for _, parameter in shared.trainable_parameters():
+                parameter.normal_()
+        return shared, {n: p.detach().clone() for n, p in shared.named_parameters()}
+
+    shared, before = made()
+    shared.model.merge_adapter()
+    shared.model.unmerge_adapter()
+    assert any(not torch.equal(p, before[n]) for n, p in shared.named_parameters())
+
+    monkeypatch.setattr(sys.modules["trl.generation.vllm_generation"], "VLLMGeneration", MergingEngine)
+    shared, before = made()
+    generator, params = make(model=shared)
+    monkeypatch.setattr(MergingEngine, "fails", fails)
+    with pytest.raises(ConnectionError) if fails else contextlib.nullcontext():
+        generator.generate([], 2, params)
+    assert all(torch.equal(p, before[n]) for n, p in shared.named_parameters())
+    assert any(not torch.equal(p, before[f"model.{n}"]) for n, p in generator.engine.pushed.items())
+    assert not any(m.merged for m in shared.modules() if isinstance(m, BaseTunerLayer))
+
+
+def test_models_that_cannot_be_pushed_are_refused(engine):
+    whole = tiny.lora()
+    whole.modules_to_save = ["lm_head"]
+    with pytest.raises(ValueError, match=r"trains whole modules.*lm_head.*use_vllm=False.*drop modules_to_save"):
+        make(model=SharedModel.build(tiny.causal_lm(), whole))
+    quantised = SharedModel.build(tiny.causal_lm(), tiny.lora())
+    quantised.causal_lm.quantization_method = "bitsandbytes"
+    with pytest.raises(ValueError, match=r"quantised base.*use_vllm=False.*bfloat16"):
+        make(model=quantised)
+
+
+def test_the_user_s_options_reach_the_engine(engine):
+    """Stop strings and those of fields come with the settings of each call, so evaluation stays greedy."""
+    generator, params = make(generation_kwargs={"bad_words": ["x"], "stop": "t9", "temperature": 0.7, "top_k": 5})
+    assert generator.engine.generation_kwargs == {"bad_words": ["x"], "stop": ["t9"]}
+    generator.generate([], 1, SamplingParams(9, temperature=0.0))
+    assert generator.engine.generation_kwargs == {"bad_words": ["x"]}
+    assert generator.engine.temperature == 0.0
+    generator.generate([], 1, params)
+    assert generator.engine.generation_kwargs == {"bad_words": ["x"], "stop": ["t9"]}
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"temperature": 0.2}, r"say temperature=0.2, the configuration 0.7; set the configuration's field"),
+        ({"max_tokens": 9}, r"say max_completion_length=9, the configuration 4"),
+        ({"n": 2}, r"must not hold 'n': .* num_generations"),
+        ({"seed": 1}, r"must not hold 'seed'"),
+        ({"logprobs": 5}, r"must not hold 'logprobs'"),
+    ],
+)
+def test_options_that_fight_are_refused(engine, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        make(generation_kwargs=kwargs)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "asked"), [([[3], [4]], [[3], [4], [3]]), ([], [[2], [2], [2]]), ([[3], [4], [5]], [[3], [4], [5]])]
+)
+def test_processes_ask_for_equally_many(engine, monkeypatch, prompts, asked):
+    """Another process has 3 prompts and new weights: this one fills up to 3, and takes part in the push."""
+    generator, params = make(accelerator=types.SimpleNamespace(num_processes=2))
+    told = []
+    monkeypatch.setattr("hf_rlx.rollout.vllm.gather_object", lambda local: told.extend(local) or [*local, (3, True)])
+    engine.answers = ([[5, 2]] * 3, [[[-1.0], [-1.0]]] * 3)
+    generator.version = 0
+    seen = []
+    for _ in range(2):
+        result = generator.generate(prompts, 1, params, lambda index, _: seen.append(index))
+        assert len(result) == len(prompts)
+    assert seen == [*range(len(prompts))] * 2
+    assert told == [(len(prompts), True), (len(prompts), False)]
+    assert generator.engine.calls == ["sync", ("generate", asked, None, 1, 0.7, 4)] * 2
+    assert generator.collective
 
 
 def test_each_call_has_its_own_settings(engine):

@@ -120,4 +120,4 @@ def test_row_of_cuts_and_pads_token_advantages():
     assert row_of(tokens, 0, 5).tolist() == [1, 2, 3, 0, 0]
     assert row_of(torch.tensor([4.0]), 0, 5).tolist() == 4
     with pytest.raises(ValueError, match="advantages were not computed"):
-        row_of(None, 0, 1)
+        row_of(torch.empty(0), 0, 1)
