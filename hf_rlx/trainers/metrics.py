@@ -49,6 +49,8 @@ class MetricStore:
         try:
             yield
         finally:
+            if torch.cuda.is_available() and torch.cuda.is_initialized():
+                torch.cuda.synchronize()  # kernels run on: their time would land in the next stage
             self.add_seconds(name, time.perf_counter() - start)
 
     def add_seconds(self, name: str, seconds: float) -> None:
