@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import json
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -60,6 +61,16 @@ def described(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
 
 
+def _dictionary(name: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{name} must be a dictionary, or one as JSON text; got {text!r}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must be a dictionary, got {text!r}")
+    return value
+
+
 @strict
 @dataclass
 class BaseConfig(TrainingArguments):
@@ -106,6 +117,7 @@ class BaseConfig(TrainingArguments):
         for engine in ("deepspeed", "fsdp"):
             if getattr(self, engine, None):
                 raise ValueError(f"{engine} is not carried yet; several processes run under DDP: accelerate launch")
-        if isinstance(self.model_init_kwargs, str):
-            raise ValueError("model_init_kwargs must be a dictionary")
+        for name in ("model_init_kwargs", "generation_kwargs", "chat_template_kwargs"):
+            if isinstance(getattr(self, name, None), str):  # command lines give JSON, as for TRL
+                setattr(self, name, _dictionary(name, getattr(self, name)))
         super().__post_init__()

@@ -181,6 +181,8 @@ class GRPOConfig(OnlineConfig):
         std = {"group": "group", "batch": "batch", "none": "no", "leave_one_out": "no"}[self.scale_rewards]
         kind = "population" if self.scale_ddof == 0 else "sample"
         baseline = "leave-one-out" if self.scale_rewards == "leave_one_out" else "group mean"
+        once = self.optimizer_steps_per_window * self.num_iterations == 1
+        on_policy = "; on-policy: one update a rollout, so the ratio is 1 and the clip inert" if once else ""
         kl = "none"
         if self.beta > 0:
             ratio = "ratio * " if self.use_bias_correction_kl else ""
@@ -191,7 +193,7 @@ class GRPOConfig(OnlineConfig):
             f"GRPO: advantage {baseline}, {std} std"
             + (f" ({kind})" if std != "no" else "")
             + f"; ratio per {self.importance_sampling_level}, clip {self.epsilon}/{self.clip_high}"
-            + f"; averaging {AGGREGATION[self.loss_type]}; KL {kl}"
+            + f"; averaging {AGGREGATION[self.loss_type]}; KL {kl}{on_policy}"
         )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from hf_rlx.functional import GrpoLossOutput
     from hf_rlx.trainers.online import OnlineTrainer
     from hf_rlx.trainers.windows import MiniBatch
+
+logger = logging.getLogger(__name__)
 
 
 class UpdateBar:
@@ -53,6 +56,24 @@ def record_rollouts(trainer: OnlineTrainer, collected: Collected) -> int:
     store.add("rollout/tokens_per_second", collected.tokens / max(seconds, 1e-9), seconds)
     prompt_tokens = sum(len(r.prompt_ids) * len(r.completions) for r in rollouts)
     return prompt_tokens + collected.tokens
+
+
+def warn_of_lost_signal(collected: Collected, step: int) -> None:
+    """Say it when a whole rollout teaches nothing although it should: nobody scored it, or components cancel."""
+    rollouts, names = collected.rollouts, ", ".join(collected.scores.names)
+    if not rollouts or any(has_signal(r.total) for r in rollouts):
+        return
+    if all(torch.isnan(r.total).all() for r in rollouts):
+        logger.warning(
+            "step %d: no completion was scored, every reward function abstained on all of them (%s)", step, names
+        )
+    elif any(has_signal(component) for r in rollouts for component in r.rewards.unbind(dim=1)):
+        logger.warning(
+            "step %d: single reward functions tell the completions of a prompt apart, but their weighted sum does "
+            "not: the components cancel, and nothing is learned (%s)",
+            step,
+            names,
+        )
 
 
 # Names that the trainer logs itself: a reward function's `log_metric` would falsify the curves.

@@ -36,7 +36,7 @@ from hf_rlx.trainers.base import BaseTrainer
 from hf_rlx.trainers.config import BaseConfig
 from hf_rlx.trainers.dynamic_sampling import replace_flat_groups
 from hf_rlx.trainers.evaluate import evaluate_rollouts
-from hf_rlx.trainers.observe import UpdateBar, record_rollouts
+from hf_rlx.trainers.observe import UpdateBar, record_rollouts, warn_of_lost_signal
 from hf_rlx.trainers.online_config import OnlineConfig
 from hf_rlx.trainers.progress import use_one_line
 from hf_rlx.trainers.reference_sync import SyncReference
@@ -208,12 +208,7 @@ class OnlineTrainer(BaseTrainer):
         """Generate and score; with `dynamic_sampling`, replace groups without signal by fresh prompts."""
         self._update_beta()
         collected = self.rollout(rows, round_index=0)
-        if rows and all(torch.isnan(r.total).all() for r in collected.rollouts):
-            logger.warning(
-                "step %d: no completion was scored, every reward function abstained on all of them (%s)",
-                self.state.global_step,
-                ", ".join(self.scorer.names),
-            )
+        warn_of_lost_signal(collected, self.state.global_step)
         if self.args.dynamic_sampling:
             collected = replace_flat_groups(self, collected)
         self._num_tokens += record_rollouts(self, collected)

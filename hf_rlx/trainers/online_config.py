@@ -147,6 +147,11 @@ class OnlineConfig(BaseConfig):
         params = self.sampling_params()  # refuses bad values now rather than at the first rollout
         if params.temperature == 0:
             raise ValueError("training needs a temperature above 0: greedy completions of one prompt are all the same")
+        if params.filters and self.beta > 0:
+            logger.warning(
+                "top_k, top_p, min_p or repetition_penalty is on: tokens are drawn from another distribution than the "
+                "one whose log-probs the loss and the KL use, so the measured KL may be negative"
+            )
         # Where generation_kwargs win, log-probs and length limits follow what the sampler does.
         self.temperature, self.max_completion_length = params.temperature, params.max_completion_length
 

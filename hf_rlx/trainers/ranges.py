@@ -33,6 +33,9 @@ class Range:
 _COUNT, _SHARE, _POSITIVE = Range(1, integer=True), Range(0, 1), Range(0, above=True)
 _NOT_NEGATIVE = Range(0)
 
+# Without them there is nothing to run; other fields may be None.
+_NEEDED = ("num_generations", "max_completion_length", "learning_rate", "beta")
+
 RANGES: dict[str, Range] = {
     "learning_rate": _NOT_NEGATIVE,
     "per_device_train_batch_size": _COUNT,
@@ -76,8 +79,10 @@ def check_ranges(config: Any) -> None:
         ValueError: names the field, the value and what it may be.
     """
     for name, allowed in RANGES.items():
-        value = getattr(config, name, None)
-        if value is None:
+        if not hasattr(config, name):
+            continue
+        value = getattr(config, name)
+        if value is None and name not in _NEEDED:
             continue
         problem = allowed.problem(value)
         if problem is not None:

@@ -140,3 +140,19 @@ def test_a_metric_of_the_trainer_cannot_be_overwritten(tmp_path):
 
     with pytest.raises(ValueError, match="logs the metric 'loss', which is the trainer's own"):
         scripted(config(tmp_path), reward=sly).train()
+
+
+def test_components_that_cancel_are_told(tmp_path, caplog):
+    """Two functions with spread, a sum without: loss and gradient are 0 and the reason is said (trl#3857)."""
+
+    def more(completions, **_):
+        return [float(i) for i in range(len(completions))]
+
+    def less(completions, **_):
+        return [-float(i) for i in range(len(completions))]
+
+    caplog.set_level(logging.WARNING)
+    trainer = scripted(config(tmp_path), reward=[more, less])
+    trainer.train()
+    assert "the components cancel, and nothing is learned (more, less)" in caplog.text
+    assert trainer.state.log_history[0]["frac_reward_zero_std"] == 1.0

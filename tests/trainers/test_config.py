@@ -100,7 +100,8 @@ def test_every_field_that_is_not_carried_is_refused():
         ({"stop_strings": "END"}, r"for one string write \['END'\]"),
         ({"ref_model_mixup_alpha": 2.0}, "ref_model_mixup_alpha must be at least 0 and at most 1"),
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor and neftune_noise_alpha"),
-        ({"model_init_kwargs": "{}"}, "model_init_kwargs must be a dictionary"),
+        ({"model_init_kwargs": "[1]"}, "model_init_kwargs must be a dictionary"),
+        ({"num_generations": None}, "num_generations must be a number, got NoneType None"),
     ],
 )
 def test_values_that_cannot_work_are_refused(fields, message):
@@ -176,7 +177,7 @@ RECIPES = {
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_says_what_it_is_and_runs(tmp_path, name, caplog):
     args = config(tmp_path, name, max_steps=2)
-    assert args.recipe == RECIPES[name]
+    assert args.recipe.startswith(RECIPES[name])
     caplog.set_level("INFO", logger="hf_rlx")
     trainer = scripted(args)
     assert args.recipe in caplog.text
@@ -205,3 +206,24 @@ def test_normalised_objectives_take_no_shaping():
     for fields in ({"soft_overlong_cache": 2}, {"kl_in_reward": True}):
         with pytest.raises(ValueError, match="normalize_then_sum"):
             GRPOConfig("x", use_cpu=True, multi_objective_aggregation="normalize_then_sum", **fields)
+
+
+def test_the_recipe_says_when_the_ratio_cannot_move(tmp_path):
+    """One update a rollout is on-policy: clip fractions of 0 are then no fault (trl#3120). Two passes are not."""
+    assert "on-policy: one update a rollout" in GRPOConfig(str(tmp_path)).recipe
+    assert "on-policy" not in GRPOConfig(str(tmp_path), num_iterations=2).recipe
+
+
+def test_filters_under_a_kl_are_pointed_out(tmp_path, caplog):
+    """A truncated sampling distribution makes the measured KL meaningless, even negative (trl#1857)."""
+    GRPOConfig(str(tmp_path), top_k=2)
+    assert "the measured KL may be negative" in caplog.text
+
+
+def test_dictionaries_may_come_as_json_text(tmp_path):
+    """TRL's fields are `dict | str`, for command lines."""
+    args = GRPOConfig(str(tmp_path), generation_kwargs='{"top_k": 3}', chat_template_kwargs='{"a": 1}')
+    assert args.sampling_params().top_k == 3
+    assert args.chat_template_kwargs == {"a": 1}
+    with pytest.raises(ValueError, match="generation_kwargs must be a dictionary, or one as JSON text"):
+        GRPOConfig(str(tmp_path), generation_kwargs="top_k=3")
