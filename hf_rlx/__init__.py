@@ -5,10 +5,14 @@ Public names load on first use: `import hf_rlx` is quick and needs neither TRL n
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# On import bitsandbytes asks for an optional kernel package, also where nothing is 4-bit; it runs without.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 _HOME = {
     "Group": "hf_rlx.types",

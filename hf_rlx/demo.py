@@ -19,6 +19,11 @@ from hf_rlx.report import before_and_after, write_report
 from hf_rlx.trainers.grpo import GRPOConfig, GRPOTrainer
 from hf_rlx.verifiers.numbers import NumberVerifier
 
+_TINY_NOTE = (
+    "The base is the character model that hf_rlx carries; `adapter_config.json` names it by its folder on the machine "
+    'that trained the adapter. Elsewhere: `SharedModel.from_pretrained(folder, base=load_causal_lm("tiny"))`.'
+)
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -97,7 +102,7 @@ def run_demo(
         **({"base_model": None} if model == TINY else {}),
         model_name=f"{model} + GRPO on {recipe.task.name}",
         dataset=recipe.task.name.replace("_", " "),
-        notes=[note] if (note := weights_note(model)) else [],
+        notes=[_TINY_NOTE] if model == TINY else [note] if (note := weights_note(model)) else [],
         decoding="one sample a question at temperature 1",
         license="apache-2.0" if model in (TINY, SMOLLM2) else None,
     )

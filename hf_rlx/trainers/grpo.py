@@ -160,7 +160,7 @@ class GRPOConfig(OnlineConfig):
             )
 
     @classmethod
-    def preset(cls, name: str, **fields: Any) -> GRPOConfig:
+    def preset(cls, name: str, output_dir: str | None = None, **fields: Any) -> GRPOConfig:
         """A published recipe, with `fields` on top: "grpo", "dapo", "dr_grpo", "gspo", "rloo", or "trl" (1.16's
         defaults). GSPO's paper makes four optimizer steps a rollout: set `steps_per_generation` to four times
         `gradient_accumulation_steps` for that.
@@ -173,7 +173,7 @@ class GRPOConfig(OnlineConfig):
         recipe = dict(PRESETS[name])
         if name == "dapo":  # DAPO: the last fifth of the allowed length
             recipe["soft_overlong_cache"] = int(fields.get("max_completion_length", 512)) // 5
-        return cls(**{**recipe, **fields})
+        return cls(output_dir=output_dir, **{**recipe, **fields})
 
     @property
     def recipe(self) -> str:
