@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from hf_rlx.models import storage
 from hf_rlx.models.dropout import disable_dropout
-from hf_rlx.models.loading import load_causal_lm, load_tokenizer
+from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.models.packing import split_by_tokens
 from hf_rlx.models.roles import POLICY
 from hf_rlx.models.shared import SharedModel
@@ -231,4 +231,4 @@ def _check_trainable(shared: SharedModel) -> None:
     raise ValueError("no parameter is trainable: set requires_grad on the model, or pass peft_config=LoraConfig(...)")
 
 
-__all__ = ["BaseTrainer", "as_shared_model", "load_causal_lm", "pad_columns", "public_args"]
+__all__ = ["BaseTrainer", "as_shared_model", "pad_columns", "public_args"]
