@@ -22,7 +22,7 @@ TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 FLOORS = [
     {"types", "assets"},
     {"functional"},
-    {"models", "data", "verifiers", "cards"},
+    {"models", "data", "verifiers", "cards", "persistence"},
     {"rollout"},
     {"trainers", "feedback", "search"},
     {"callbacks", "report"},

@@ -20,6 +20,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from hf_rlx.cards.facts import RunFacts, Score
+from hf_rlx.secrets import mask_text
 
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 PLOT_NAME = "training.png"
@@ -67,7 +68,8 @@ def render_card(facts: RunFacts, plot: str | None = None) -> ModelCard:
 def write_card(facts: RunFacts, folder: str | Path) -> Path:
     """Write `README.md`, and `.eval_results/*.yaml` when the facts name a held-out dataset on the Hub and a score.
 
-    Each file is written beside its place and then renamed, so a reader never sees half of one.
+    Each file is written beside its place and then renamed, so a reader never sees half of one. Hub tokens, and user
+    and password in URLs, are made unreadable, wherever they came from.
 
     Args:
         facts: what to say.
@@ -80,7 +82,7 @@ def write_card(facts: RunFacts, folder: str | Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     plot = PLOT_NAME if (folder / PLOT_NAME).is_file() else None
     card = folder / "README.md"
-    _replace(card, str(render_card(facts, plot)))
+    _replace(card, mask_text(str(render_card(facts, plot))))
     if facts.eval_dataset_id and facts.after:
         score = facts.after
         notes = [facts.decoding, f"n={score.n}", f"95% Wilson interval {score.low:.4f} to {score.high:.4f}"]
@@ -93,7 +95,7 @@ def write_card(facts: RunFacts, folder: str | Path) -> Path:
         results = folder / ".eval_results"
         results.mkdir(exist_ok=True)
         text = yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False)
-        _replace(results / f"{_slug(facts.eval_dataset_id)}.yaml", text)
+        _replace(results / f"{_slug(facts.eval_dataset_id)}.yaml", mask_text(text))
     return card
 
 

@@ -2,24 +2,64 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-_LIKELY = ("question", "query", "instruction", "input", "text", "messages", "problem")
+_LIKELY = ("question", "query", "instruction", "input", "text", "messages", "conversations", "problem")
 
 
-def check_prompts(dataset: Any, name: str) -> None:
+class PromptError(ValueError):
+    """A prompt that cannot be used; `prompt` is what the dataset holds."""
+
+    def __init__(self, message: str, prompt: Any) -> None:
+        super().__init__(message)
+        self.prompt = prompt
+
+
+def check_prompts(dataset: Any, name: str, max_characters: int | None = None) -> None:
     """Refuse a prompt dataset that could not be trained on.
 
     Args:
         dataset: a map-style dataset, or None (nothing to check).
         name: of the argument, for messages.
+        max_characters: refuse longer prompts; all contents of a conversation together.
 
     Raises:
         ValueError: no `prompt` column (the message has the columns found and the rename), an empty dataset, or a
-            streaming one; a row without a prompt, by its index.
+            streaming one; a row, by its index: without a prompt, with messages that lack a role or a content, with
+            another kind of prompt than the first row, or too long.
     """
     if dataset is None:
         return
+    _check_container(dataset, name)
+    first = dataset[0]
+    if not isinstance(first, dict):
+        raise ValueError(f"{name} must have rows that are dictionaries with a `prompt`, got {type(first).__name__}")
+    _check_columns(list(getattr(dataset, "column_names", None) or first), name)
+    kind: str | None = None
+    for index, prompt in enumerate(_prompts_of(dataset)):
+        problem = _problem(prompt)
+        if problem is not None:
+            raise ValueError(f"{name}: row {index} {problem}; give it text or messages, or drop it")
+        this = "plain text" if isinstance(prompt, str) else "messages"
+        kind = kind or this
+        if this != kind:
+            raise ValueError(
+                f"{name} mixes both kinds of prompts: row 0 is {kind}, row {index} is {this}. Make them alike, e.g. "
+                'write plain text as [{"role": "user", "content": text}]'
+            )
+        if max_characters is not None and (size := _characters(prompt)) > max_characters:
+            raise ValueError(
+                f"{name}: row {index} has a prompt of {size:,} characters, which cannot fit the model's context "
+                f"({max_characters:,} characters would be too many already). Prompts are never cut; drop long ones: "
+                'dataset = dataset.filter(lambda row: len(str(row["prompt"])) < ...)'
+            )
+
+
+def _check_container(dataset: Any, name: str) -> None:
+    """That it is one dataset of known, positive length."""
     if isinstance(dataset, dict):
         raise ValueError(
             f'{name} is a dictionary of {sorted(map(str, dataset))}; pass one of its datasets, e.g. dataset["train"]'
@@ -32,10 +72,10 @@ def check_prompts(dataset: Any, name: str) -> None:
         raise ValueError(f"{name} is a streaming dataset; load it whole, or take its first rows into a Dataset")
     if len(dataset) == 0:
         raise ValueError(f"{name} is empty")
-    first = dataset[0]
-    if not isinstance(first, dict):
-        raise ValueError(f"{name} must have rows that are dictionaries with a `prompt`, got {type(first).__name__}")
-    columns = list(getattr(dataset, "column_names", None) or first)
+
+
+def _check_columns(columns: list[str], name: str) -> None:
+    """That `prompt` is among them, and no pictures."""
     vision = [c for c in ("image", "images") if c in columns]
     if vision:
         raise ValueError(
@@ -43,15 +83,66 @@ def check_prompts(dataset: Any, name: str) -> None:
             "them (hf_rlx verifiers work there as reward_funcs), or remove the column"
         )
     if "prompt" in columns:
-        prompts = dataset["prompt"] if hasattr(dataset, "column_names") else (row["prompt"] for row in dataset)
-        for index, prompt in enumerate(prompts):
-            if not prompt or not isinstance(prompt, str | list):
-                raise ValueError(
-                    f"{name}: row {index} has the prompt {prompt!r}; give it text or messages, or drop it"
-                )
         return
-    likely = next((c for c in _LIKELY if c in columns), columns[0] if columns else "question")
+    alike = difflib.get_close_matches("prompt", columns, n=1, cutoff=0.75)
+    alike += [c for c in columns if c.lower() == "prompt"]
+    likely = next((c for c in (*alike, *_LIKELY) if c in columns), columns[0] if columns else "question")
     raise ValueError(
         f"{name} has no column `prompt`; it has {columns}. If `{likely}` is the prompt: "
         f'dataset = dataset.rename_column("{likely}", "prompt")'
     )
+
+
+def _problem(prompt: Any) -> str | None:
+    """What is wrong with one prompt, after "row 3 ..."; None: nothing."""
+    if not prompt or not isinstance(prompt, str | list):
+        return f"has the prompt {str(prompt)[:80] if isinstance(prompt, dict) else prompt!r}"
+    if isinstance(prompt, str):
+        return None
+    for place, message in enumerate(prompt):
+        if not isinstance(message, dict):
+            return f"has a list of {type(message).__name__} as prompt, where message {place} should be a dictionary"
+        for key in ("role", "content"):
+            if key not in message:
+                return f"has a message {place} without `{key}` (it has {sorted(map(str, message))})"
+        role, content = message["role"], message["content"]
+        if not isinstance(role, str) or not role:
+            return f"has the role {role!r} in message {place}"
+        if isinstance(content, str):
+            continue
+        if not isinstance(content, list) or not content:
+            return f"has the content {content!r} in message {place}"
+        if not all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
+            return f'has parts in message {place} that are not all {{"type": "text", "text": ...}}'
+    return None if _characters(prompt) else "has messages without any text"
+
+
+def _characters(prompt: str | list[dict[str, Any]]) -> int:
+    """Characters of a well-formed prompt, all contents together."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    contents = (message["content"] for message in prompt)
+    return sum(len(c) if isinstance(c, str) else sum(len(part["text"]) for part in c) for c in contents)
+
+
+def _prompts_of(dataset: Any) -> Iterator[Any]:
+    if hasattr(dataset, "column_names"):
+        yield from dataset["prompt"]
+    else:
+        yield from (row.get("prompt") for row in dataset)
+
+
+@contextmanager
+def naming_rows(dataset: Any, name: str) -> Iterator[None]:
+    """Say in a `PromptError` from inside which row of `dataset` it is about.
+
+    Tokenizing a whole dataset in advance would be slow, so some faults show in a rollout only.
+    """
+    try:
+        yield
+    except PromptError as error:
+        rows = () if dataset is None else enumerate(_prompts_of(dataset))
+        row = next((index for index, prompt in rows if prompt == error.prompt), None)
+        if row is None:
+            raise
+        raise PromptError(f"{name}: row {row}: {error}", error.prompt) from error

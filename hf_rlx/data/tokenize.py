@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
+
+from hf_rlx.data.formats import PromptError
+from hf_rlx.data.special_tokens import SpecialTokens, encode_messages
 
 
 class EncodedPrompt(NamedTuple):
-    """text: what the model reads, template applied. ids: its token ids. conversational: whether it was messages."""
+    """text: what the model reads, template applied. ids: its token ids. conversational: whether it was messages.
+    neutralised: special tokens inside messages that became plain text."""
 
     text: str
     ids: list[int]
     conversational: bool
+    neutralised: int = 0
 
 
 def is_conversational(prompt: Any) -> bool:
@@ -25,50 +31,55 @@ def is_conversational(prompt: Any) -> bool:
 
 
 def encode_prompt(
-    prompt: Any, tokenizer: PreTrainedTokenizerBase, chat_template_kwargs: dict[str, Any] | None = None
+    prompt: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    chat_template_kwargs: dict[str, Any] | None = None,
+    special_tokens: SpecialTokens = "split",
 ) -> EncodedPrompt:
     """Tokenize one prompt for generation.
 
-    Plain text gets the tokenizer's own special tokens. Messages go through the chat template, with the generation
-    prompt added, or continued where the last message is the assistant's (a prefilled answer).
+    Plain text gets the tokenizer's own special tokens, and special tokens written in it act as tokens: whoever gives
+    plain text writes the template by hand. Messages go through the chat template, with the generation prompt added,
+    or continued where the last message is the assistant's (a prefilled answer); special tokens inside them are text.
 
     Args:
         prompt: text, or messages.
         tokenizer: of the policy.
         chat_template_kwargs: further arguments of the template.
+        special_tokens: what becomes of special tokens inside messages, see `encode_messages`.
 
     Raises:
-        ValueError: neither text nor messages; messages without a chat template; a prompt without tokens.
+        PromptError: neither text nor messages; messages without a chat template, or that it refuses; special tokens
+            in messages that are refused or cannot be split; a prompt without tokens.
     """
+    neutralised = 0
     if isinstance(prompt, str):
         text = prompt
         ids = list(tokenizer(text)["input_ids"])
     elif is_conversational(prompt):
         if tokenizer.chat_template is None:
-            raise ValueError(
+            raise PromptError(
                 "the prompts are messages but the tokenizer has no chat template; set tokenizer.chat_template, or "
-                "give prompts as plain text"
+                "give prompts as plain text",
+                prompt,
             )
         prefilled = prompt[-1]["role"] == "assistant"
-        text = str(
-            tokenizer.apply_chat_template(
-                prompt,
-                tokenize=False,
-                add_generation_prompt=not prefilled,
-                continue_final_message=prefilled,
-                **(chat_template_kwargs or {}),
+        options = {"add_generation_prompt": not prefilled, "continue_final_message": prefilled}
+        try:
+            text, ids, neutralised = encode_messages(
+                prompt, tokenizer, special_tokens, **options, **(chat_template_kwargs or {})
             )
-        )
-        # The template writes the special tokens itself.
-        ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        except (ValueError, TypeError, TemplateError) as error:
+            raise PromptError(str(error), prompt) from error
     else:
-        raise ValueError(
+        raise PromptError(
             f"a prompt must be text or a list of messages with `role` and `content`, got {type(prompt).__name__}: "
-            f"{str(prompt)[:80]!r}"
+            f"{str(prompt)[:80]!r}",
+            prompt,
         )
     if not ids:
-        raise ValueError(f"the prompt {text[:80]!r} has no tokens")
-    return EncodedPrompt(text, ids, not isinstance(prompt, str))
+        raise PromptError(f"the prompt {text[:80]!r} has no tokens", prompt)
+    return EncodedPrompt(text, ids, not isinstance(prompt, str), neutralised)
 
 
 def char_to_token(tokenizer: PreTrainedTokenizerBase, token_ids: list[int], char_ends: list[int]) -> list[int]:

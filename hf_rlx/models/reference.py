@@ -56,6 +56,34 @@ def sync(shared: SharedModel, alpha: float) -> None:
             reference.lerp_(policy.to(reference.dtype), alpha)
 
 
+def state(shared: SharedModel, with_model: bool = False) -> dict[str, Tensor] | None:
+    """The weights of a reference that is a copy, by name, for a checkpoint; None where there is nothing to keep.
+
+    Args:
+        with_model: also those of a whole-model copy; False where it has not moved from the model that the run began
+            with, which makes it again.
+    """
+    if REFERENCE not in shared.roles or kind(shared) == "adapters_off":
+        return None
+    if kind(shared) == "model_copy" and not with_model:
+        return None
+    return {name: reference.detach() for name, reference, _ in _pairs(shared)}
+
+
+def load_state(shared: SharedModel, tensors: dict[str, Tensor]) -> None:
+    """Put back what `state` gave.
+
+    Raises:
+        KeyError: a weight of the reference is not among `tensors`.
+    """
+    prepare(shared)
+    if kind(shared) == "adapters_off":
+        _copy_adapter(shared, str(shared.roles[POLICY].adapter), identity=True)
+    with torch.no_grad():
+        for name, reference, _ in _pairs(shared):
+            reference.copy_(tensors[name])
+
+
 def _copy_adapter(shared: SharedModel, adapter: str, identity: bool = False) -> None:
     """A frozen adapter `reference` equal to `adapter`; `identity` makes it equal to adapters off instead."""
     config: Any = copy.deepcopy(shared.model.peft_config[adapter])

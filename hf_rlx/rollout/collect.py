@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -88,6 +88,7 @@ def collect(
     max_prompt_tokens: int | None = None,
     progress: bool = False,
     description: str = "rollout",
+    poll: Callable[[], None] | None = None,
 ) -> Collected:
     """Sample `num_generations` completions for every dataset row and score them meanwhile.
 
@@ -97,6 +98,7 @@ def collect(
         chat_template_kwargs: for the template; a row's own `chat_template_kwargs` column wins.
         max_prompt_tokens: refuse longer prompts.
         progress: show a bar: completions done, tokens a second; then once a second how many prompts wait for rewards.
+        poll: called after every decoding step and while scorers are waited for; may raise to end the rollout.
 
     Raises:
         ValueError: a prompt is malformed or longer than `max_prompt_tokens`.
@@ -113,6 +115,7 @@ def collect(
                 f"a prompt of {len(prompt.ids)} tokens leaves no room for {params.max_completion_length} new ones in "
                 f"the model's context; shorten it or lower max_completion_length: {prompt.text[:80]!r}..."
             )
+    poll = poll or (lambda: None)
     submitted: list[int] = []
     shown = _Progress(len(rows) * num_generations, description, disable=not progress)
     with shown.bar:
@@ -122,14 +125,22 @@ def collect(
             scorer.submit(score_request(rows[index]["prompt"], completions, rows[index]))
             shown.bar.update(len(completions))
 
+        def on_step(sampled: int) -> None:
+            shown.step(sampled)
+            poll()
+
+        def on_wait() -> None:
+            shown.waiting(scorer.pending)
+            poll()
+
         try:
-            sampled = sampler.generate([p.ids for p in prompts], num_generations, params, on_group, shown.step)
+            sampled = sampler.generate([p.ids for p in prompts], num_generations, params, on_group, on_step)
         except BaseException:
             scorer.discard()
             raise
         generated = time.perf_counter()
         shown.waiting(scorer.pending, always=True)
-        scores = scorer.gather(lambda: shown.waiting(scorer.pending))
+        scores = scorer.gather(on_wait)
         scores = _in_order(scores, submitted, num_generations)
     finished = time.perf_counter()
     rollouts = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,19 @@ from hf_rlx.models import storage
 from hf_rlx.models.dropout import disable_dropout
 from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.models.packing import split_by_tokens
+from hf_rlx.models.plan import ForwardPlan
 from hf_rlx.models.roles import POLICY
 from hf_rlx.models.shared import SharedModel
+from hf_rlx.persistence import random_states
+from hf_rlx.trainers import checkpointing
 from hf_rlx.trainers.config import BaseConfig
+from hf_rlx.trainers.health import GradientGuard, check_weights
+from hf_rlx.trainers.keeper import RunKeeper
 from hf_rlx.trainers.metrics import MetricStore
+from hf_rlx.trainers.settings import ARGS_FILE, public_args
 from hf_rlx.types import Group
 
 logger = logging.getLogger(__name__)
-
-ARGS_FILE = "training_args.json"
-_SECRETS = ("token", "password", "secret", "api_key")
 
 
 def as_shared_model(
@@ -106,6 +110,9 @@ class BaseTrainer(Trainer):
         self.prepare_roles(shared, args)
         _check_trainable(shared)
         self.metrics = {"train": MetricStore()}
+        self.keeper = RunKeeper(self)
+        self.gradient_guard = GradientGuard(args.max_skipped_steps)
+        args.enable_jit_checkpoint = False  # SIGTERM saves in any case, and exactly
         super().__init__(
             model=shared,
             args=args,
@@ -116,6 +123,7 @@ class BaseTrainer(Trainer):
         )
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise ValueError("FSDP and DeepSpeed are not carried yet; several processes run under DDP")
+        self.add_callback(self.keeper)
         # Losses are normalised over the whole optimizer step already.
         self.model_accepts_loss_kwargs = True
 
@@ -157,6 +165,85 @@ class BaseTrainer(Trainer):
         """Not counted: the work of a step is not a function of its input batch."""
         return 0
 
+    # The run: one folder, signals, checkpoints.
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """`transformers.Trainer.train`, safe to stop: SIGTERM and Ctrl-C save within the current micro-step and end
+        the process by `TrainingInterrupted`; a fault inside a step saves what was done before it.
+
+        Args:
+            resume_from_checkpoint: a folder; or True for the newest good checkpoint in `output_dir` (damaged ones are
+                skipped with a warning). The run goes on bit for bit as if it had never stopped.
+
+        Raises:
+            CheckpointError, FileNotFoundError, ValueError: the checkpoint is damaged, lacks a file, or belongs to a
+                run with other data, batches, seed or number of processes.
+            RuntimeError: another run is training in `output_dir`.
+            TrainingInterrupted: a signal came; its exit code is 128 + signal.
+            NonFiniteError: a weight, loss or gradient is NaN or infinite; nothing was saved over a good checkpoint.
+        """
+        with self.keeper.session(resume_from_checkpoint) as folder:
+            return super().train(folder, *args, **kwargs)
+
+    def run_state(self) -> dict[str, Any]:
+        """Everything beside weights and optimizer that the rest of the run follows from, of this process, as plain
+        values and tensors that later steps leave alone. Subclasses add theirs."""
+        return {
+            "rng": random_states.capture(),
+            "loss": self._tr_loss.detach().clone(),
+            "last_logged": self._globalstep_last_logged,
+            "metrics": self.metrics["train"].state_dict(),
+            "plan": asdict(self.shared.plan),
+            "gradients": self.gradient_guard.state_dict(),
+        }
+
+    def load_run_state(self, state: dict[str, Any]) -> None:
+        """Put back what `run_state` gave."""
+        self._tr_loss.copy_(state["loss"])
+        self._globalstep_last_logged = state["last_logged"]
+        self.metrics["train"].load_state_dict(state["metrics"])
+        self.shared.plan = ForwardPlan(**state["plan"])
+        self.gradient_guard.load_state_dict(state["gradients"])
+        random_states.restore(state["rng"])
+
+    def run_facts(self) -> dict[str, Any]:
+        """Settings that must be the same on resume, for the batches to be the same. Subclasses add theirs."""
+        names = ("world_size", "per_device_train_batch_size", "gradient_accumulation_steps", "seed", "data_seed")
+        return {name: getattr(self.args, name) for name in names}
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Weights and the whole state of the run, staged and renamed; see `trainers/checkpointing.py`."""
+        if self.hp_search_backend is None and trial is None:
+            self.store_flos()
+        self.keeper.save(trial)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        self.keeper.stop_if_asked()
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            checkpointing.load_optimizer(self, Path(checkpoint))
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """Loaded with the optimizer."""
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Called by the loop at the point from which it goes on."""
+        if checkpoint is not None:
+            self.load_run_state(checkpointing.position_of(self, Path(checkpoint)))
+            self.keeper.saved_step = self.state.global_step
+            self.keeper.mark()
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        self.gradient_guard.check(self)
+        return super()._clip_grad_norm(model)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        if grad_norm is None:
+            self.gradient_guard.check(self)
+        return super()._get_grad_norm(model, grad_norm)
+
     # Saving and logging.
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -170,6 +257,7 @@ class BaseTrainer(Trainer):
         `training_args.bin` holds `hub_token` in clear)."""
         if not self.args.should_save:
             return
+        check_weights(self.shared.named_parameters(), f"at step {self.state.global_step}")
         folder = Path(output_dir or str(self.args.output_dir))
         self.shared.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
@@ -180,24 +268,11 @@ class BaseTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Put the weights of a checkpoint back into the roles that this trainer has."""
         storage.load_into(self.shared, Path(resume_from_checkpoint))
+        checkpointing.load_weights(self, Path(resume_from_checkpoint))
 
     def _load_best_model(self) -> None:
         if self.state.best_model_checkpoint is not None:
             storage.load_into(self.shared, Path(self.state.best_model_checkpoint))
-
-
-def public_args(args: BaseConfig) -> dict[str, Any]:
-    """The configuration as plain JSON values; secrets are left out, also inside dictionaries."""
-    return _public(args.to_dict())
-
-
-def _public(value: Any) -> Any:
-    if isinstance(value, dict):
-        shown = {str(k): v for k, v in value.items()}
-        return {k: _public(v) for k, v in shown.items() if not any(k == s or k.endswith(f"_{s}") for s in _SECRETS)}
-    if isinstance(value, list | tuple):
-        return [_public(v) for v in value]
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
 def pad_columns(parts: list[Tensor]) -> Tensor:
@@ -231,4 +306,4 @@ def _check_trainable(shared: SharedModel) -> None:
     raise ValueError("no parameter is trainable: set requires_grad on the model, or pass peft_config=LoraConfig(...)")
 
 
-__all__ = ["BaseTrainer", "as_shared_model", "pad_columns", "public_args"]
+__all__ = ["BaseTrainer", "as_shared_model", "pad_columns"]

@@ -7,12 +7,14 @@ import difflib
 import functools
 import json
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import torch
 from transformers import TrainingArguments
 
+from hf_rlx.data.special_tokens import SpecialTokens
 from hf_rlx.models.loading import mixed_precision_for
+from hf_rlx.secrets import masked
 from hf_rlx.trainers.ranges import check_ranges
 
 # Fields that older TRL versions had, and what to write instead.
@@ -30,7 +32,8 @@ C = TypeVar("C", bound=type)
 
 
 def strict(cls: C) -> C:
-    """Class decorator of a configuration: an unknown field names the nearest known one or its replacement.
+    """Class decorator of a configuration: an unknown field names the nearest known one or its replacement, and what
+    is printed holds no secret.
 
     Raises (from the constructor):
         TypeError: an unknown or removed field.
@@ -51,7 +54,14 @@ def strict(cls: C) -> C:
         original(self, *args, **kwargs)
 
     cls.__init__ = init  # type: ignore[misc]
+    # A dataclass writes its own, which would show `hub_token` in every traceback and log.
+    cls.__repr__ = cls.__str__ = _shown  # type: ignore[method-assign]
     return cls
+
+
+def _shown(config: Any) -> str:
+    fields = "".join(f"{name}={value!r},\n" for name, value in sorted(config.to_dict().items()))
+    return f"{type(config).__name__}(\n{fields})"
 
 
 def described(default: Any, text: str) -> Any:
@@ -92,6 +102,14 @@ class BaseConfig(TrainingArguments):
     trust_remote_code: bool = described(False, "Run code that a Hub repository carries.")
     disable_dropout: bool = described(True, "Dropout off, so that old, new and reference log-probs are one function.")
     packing: bool = described(True, "Forward each prompt once for all its responses where the model allows it.")
+    max_skipped_steps: int = described(
+        1, "Optimizer steps in a row that a gradient which is not finite may cost; one more ends the run."
+    )
+    special_tokens_in_messages: SpecialTokens = described(
+        "split",
+        'Special tokens written inside messages: "split" into ordinary text, "refuse", or "allow" to act as tokens, '
+        "so that a dataset row can end the user's turn.",
+    )
     max_tokens_per_forward: int | None = described(
         8192, "Tokens of one forward without gradient (old and reference log-probs, scores)."
     )
@@ -109,11 +127,18 @@ class BaseConfig(TrainingArguments):
         self.bf16, self.fp16 = bool(self.bf16), bool(self.fp16)
         if self.bf16 and device.type == "cuda" and precision != "bf16":
             raise ValueError("bf16=True, but this GPU has no bfloat16 (compute capability below 8.0); use fp16=True")
+        if self.fp16 and (self.use_cpu or not torch.accelerator.is_available()):
+            raise ValueError("fp16=True needs a GPU; on the CPU leave fp16 and bf16 alone")
         if self.activation_checkpointing is None:
             wanted = device.type == "cuda" if self.gradient_checkpointing is None else self.gradient_checkpointing
             self.activation_checkpointing = bool(wanted)
         # transformers warns about the old name on every run; the new field carries the choice.
         self.gradient_checkpointing = None
+        if self.special_tokens_in_messages not in get_args(SpecialTokens):
+            raise ValueError(
+                f"special_tokens_in_messages must be one of {get_args(SpecialTokens)}, got "
+                f"{self.special_tokens_in_messages!r}"
+            )
         for engine in ("deepspeed", "fsdp"):
             if getattr(self, engine, None):
                 raise ValueError(f"{engine} is not carried yet; several processes run under DDP: accelerate launch")
@@ -121,3 +146,8 @@ class BaseConfig(TrainingArguments):
             if isinstance(getattr(self, name, None), str):  # command lines give JSON, as for TRL
                 setattr(self, name, _dictionary(name, getattr(self, name)))
         super().__post_init__()
+
+    def to_dict(self) -> dict[str, Any]:
+        """`TrainingArguments.to_dict` with every secret made unreadable, also inside dictionaries and URLs: this is
+        what trackers and hyper-parameter searches write down."""
+        return masked(super().to_dict())

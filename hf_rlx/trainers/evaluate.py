@@ -84,6 +84,7 @@ def _collect_share(trainer: OnlineTrainer, dataset: Any) -> list[Collected]:
                 max_prompt_tokens=trainer.room_for_prompt(),
                 progress=not args.disable_tqdm and trainer.is_world_process_zero(),
                 description=f"evaluation {start}/{len(indices)}",
+                poll=trainer.keeper.stop_if_alone,
             )
         )
     return [part for part in collected if part.rollouts]

@@ -380,19 +380,19 @@ class GRPOTrainer(OnlineTrainer):
     def update(self, model: nn.Module, batch: MiniBatch) -> Tensor:
         """See `OnlineTrainer`; a micro-batch with nothing to learn from is a 0 in the logged parts of the loss."""
         if not batch.groups:
-            self._record_parts(0.0, 0.0)
+            self._record_parts(batch, 0.0, 0.0)
         return super().update(model, batch)
 
-    def _record_parts(self, policy: float | Tensor, kl: float | Tensor) -> None:
+    def _record_parts(self, batch: MiniBatch, policy: float | Tensor, kl: float | Tensor) -> None:
         """Shares of one optimizer step's loss; their mean over micro-steps and processes, scaled back to a step."""
-        shares = self.args.gradient_accumulation_steps * self.accelerator.num_processes
-        self.metrics["train"].add("policy_loss", policy * shares)
-        self.metrics["train"].add("kl_loss", kl * shares)
+        shares = self.args.gradient_accumulation_steps * self.accelerator.num_processes * batch.parts
+        self.metrics["train"].add("policy_loss", policy * shares, 1 / batch.parts)
+        self.metrics["train"].add("kl_loss", kl * shares, 1 / batch.parts)
 
     def _record(self, out: Any, batch: MiniBatch, scores: Any) -> None:
         store = self.metrics["train"]
         sequence_kl = record_update(store, batch, scores)
         if sequence_kl is not None:
             self.note_kl(sequence_kl)
-        self._record_parts(out.policy_loss, out.kl_loss)
+        self._record_parts(batch, out.policy_loss, out.kl_loss)
         record_clips(store, batch, out, 1 - self.args.epsilon, 1 + self.args.clip_high)

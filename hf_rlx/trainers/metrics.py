@@ -61,6 +61,15 @@ class MetricStore:
         """Seconds of a stage since the last flush."""
         return self._seconds.get(name, 0.0)
 
+    def state_dict(self) -> dict:
+        """What was added since the last flush, for a checkpoint; independent of what is added later."""
+        return {"values": {n: list(v) for n, v in self._values.items()}, "reduce": dict(self._reduce)}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Put back what `state_dict` gave. Seconds are not kept: they are the machine's, not the run's."""
+        self._values = {n: [(v, w) for v, w in values] for n, values in state["values"].items()}
+        self._reduce = dict(state["reduce"])
+
     def flush(self) -> dict[str, float]:
         """Reduce over everything added since the last flush, on all processes, and start anew.
 

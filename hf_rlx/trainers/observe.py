@@ -58,22 +58,33 @@ def record_rollouts(trainer: OnlineTrainer, collected: Collected) -> int:
     return prompt_tokens + collected.tokens
 
 
-def warn_of_lost_signal(collected: Collected, step: int) -> None:
-    """Say it when a whole rollout teaches nothing although it should: nobody scored it, or components cancel."""
+def lost_signal(collected: Collected) -> tuple[str, str] | None:
+    """Why a whole rollout teaches nothing although it should: nobody scored it, or components cancel.
+
+    Returns:
+        a name of the reason, and a sentence; None where some group has a signal, or all rewards are just equal.
+    """
     rollouts, names = collected.rollouts, ", ".join(collected.scores.names)
     if not rollouts or any(has_signal(r.total) for r in rollouts):
-        return
+        return None
     if all(torch.isnan(r.total).all() for r in rollouts):
-        logger.warning(
-            "step %d: no completion was scored, every reward function abstained on all of them (%s)", step, names
+        return "unscored", (
+            f"no completion was scored, every reward function abstained on all of them ({names}): check that it finds "
+            "what it looks for in prompts, completions and columns"
         )
-    elif any(has_signal(component) for r in rollouts for component in r.rewards.unbind(dim=1)):
-        logger.warning(
-            "step %d: single reward functions tell the completions of a prompt apart, but their weighted sum does "
-            "not: the components cancel, and nothing is learned (%s)",
-            step,
-            names,
+    if any(has_signal(component) for r in rollouts for component in r.rewards.unbind(dim=1)):
+        return "cancelled", (
+            "single reward functions tell the completions of a prompt apart, but their weighted sum does not: the "
+            f"components cancel, and nothing is learned ({names}); change reward_weights"
         )
+    return None
+
+
+def warn_of_lost_signal(collected: Collected, step: int) -> None:
+    """Log `lost_signal`."""
+    lost = lost_signal(collected)
+    if lost is not None:
+        logger.warning("step %d: %s", step, lost[1])
 
 
 # Names that the trainer logs itself: a reward function's `log_metric` would falsify the curves.

@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,8 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from hf_rlx.data.formats import check_prompts
-from hf_rlx.functional import AdaptiveKLController, FixedKLController, importance_weights, soft_overlong
-from hf_rlx.models.roles import POLICY, REFERENCE
+from hf_rlx.functional import AdaptiveKLController, FixedKLController, soft_overlong
+from hf_rlx.models.roles import POLICY
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.rollout.collect import Collected, Sampler, collect, mark_weights
 from hf_rlx.rollout.generate import Generator
@@ -36,12 +35,16 @@ from hf_rlx.trainers.base import BaseTrainer
 from hf_rlx.trainers.config import BaseConfig
 from hf_rlx.trainers.dynamic_sampling import replace_flat_groups
 from hf_rlx.trainers.evaluate import evaluate_rollouts
+from hf_rlx.trainers.health import loss_fault
+from hf_rlx.trainers.memory import Halving, with_fewer_rows
+from hf_rlx.trainers.minibatches import make_minibatches
 from hf_rlx.trainers.observe import UpdateBar, record_rollouts, warn_of_lost_signal
 from hf_rlx.trainers.online_config import OnlineConfig
+from hf_rlx.trainers.processes import raise_together
 from hf_rlx.trainers.progress import use_one_line
 from hf_rlx.trainers.reference_sync import SyncReference
 from hf_rlx.trainers.tables import CompletionTables
-from hf_rlx.trainers.windows import MiniBatch, WindowLoader, WindowSampler, deal, row_of
+from hf_rlx.trainers.windows import MiniBatch, WindowLoader, WindowSampler
 from hf_rlx.types import Group, Rollout
 
 logger = logging.getLogger(__name__)
@@ -117,6 +120,7 @@ class OnlineTrainer(BaseTrainer):
         )
         self._window: deque[MiniBatch] = deque()
         self._kl_seen: list[Tensor] = []
+        self.halving = Halving(self)
         self._num_tokens = 0
         self._step_started: float | None = None
         self._logged_step = 0
@@ -142,10 +146,15 @@ class OnlineTrainer(BaseTrainer):
         if not self._window:
             self._window.extend(self.collect(inputs))
             self._bar.start(len(self._window))
+            self.keeper.mark()  # a checkpoint before the step is over need not sample again
         batch = self._window.popleft()
         with self.metrics["train"].stage("update"), self.shared.as_role(POLICY):
             loss = self.update(model, batch)
         self._bar.advance(done=not self._window)
+        if self.accelerator.sync_gradients:
+            self.halving.end_step()
+        else:
+            self.keeper.stop_if_asked()
         return loss
 
     def collect(self, rows: list[dict[str, Any]]) -> list[MiniBatch]:
@@ -157,12 +166,23 @@ class OnlineTrainer(BaseTrainer):
         return self.minibatches(rollouts) * self.args.num_iterations
 
     def update(self, model: nn.Module, batch: MiniBatch) -> Tensor:
-        """Forward and backward of one micro-batch, inside the policy's role."""
-        store, start = self.metrics["train"], time.perf_counter()
-        alone = self.accelerator.num_processes == 1 and self.accelerator.scaler is None
-        if not batch.groups and alone:  # DDP and the gradient scaler need a backward in every step
+        """Forward and backward of one micro-batch, inside the policy's role; in halves where memory is too small.
+
+        Raises:
+            NonFiniteError: of the loss. torch.OutOfMemoryError: halves do not fit either.
+        """
+        alone = self.accelerator.num_processes == 1
+        # DDP and the gradient scaler need a backward in every step.
+        if not batch.groups and alone and self.accelerator.scaler is None:
             return torch.zeros((), device=self.args.device)
+        return self.halving.run(model, batch)
+
+    def forward_backward(self, model: nn.Module, batch: MiniBatch) -> Tensor:
+        """The loss of one micro-batch and its backward; returns the loss, scaled for DDP."""
+        store, start = self.metrics["train"], time.perf_counter()
         loss = self.minibatch_loss(model, batch)
+        if self.accelerator.scaler is None:  # a scaler drops such a step by itself
+            raise_together(loss_fault(loss, self.shared, batch, self.state.global_step))
         # The loss is a share of one sum over all processes; DDP averages gradients, hence the factor.
         loss = loss * self.accelerator.num_processes
         self.accelerator.backward(loss)
@@ -207,10 +227,15 @@ class OnlineTrainer(BaseTrainer):
     def sample(self, rows: list[dict[str, Any]]) -> list[Rollout]:
         """Generate and score; with `dynamic_sampling`, replace groups without signal by fresh prompts."""
         self._update_beta()
-        collected = self.rollout(rows, round_index=0)
-        warn_of_lost_signal(collected, self.state.global_step)
-        if self.args.dynamic_sampling:
-            collected = replace_flat_groups(self, collected)
+        fault: Exception | None = None
+        try:
+            collected = self.rollout(rows, round_index=0)
+            warn_of_lost_signal(collected, self.state.global_step)
+            if self.args.dynamic_sampling:
+                collected = replace_flat_groups(self, collected)
+        except Exception as error:
+            fault = error
+        raise_together(fault)
         self._num_tokens += record_rollouts(self, collected)
         self._scores = collected.scores
         return collected.rollouts
@@ -221,16 +246,22 @@ class OnlineTrainer(BaseTrainer):
         self.scorer.trainer_state = self.state  # train() makes a new one
         mark_weights(self.sampler, self.state.global_step)
         seed = ((args.seed * 1009 + self.state.global_step) * 64 + self.accelerator.process_index) * 16 + round_index
-        return collect(
-            rows,
+
+        return with_fewer_rows(
             self.sampler,
-            self.scorer,
-            self.tokenizer,
-            args.sampling_params(seed=seed, **changes),
             args.num_generations,
-            chat_template_kwargs=args.chat_template_kwargs,
-            max_prompt_tokens=self.room_for_prompt(),
-            progress=not args.disable_tqdm and self.is_world_process_zero(),
+            lambda: collect(
+                rows,
+                self.sampler,
+                self.scorer,
+                self.tokenizer,
+                args.sampling_params(seed=seed, **changes),
+                args.num_generations,
+                chat_template_kwargs=args.chat_template_kwargs,
+                max_prompt_tokens=self.room_for_prompt(),
+                progress=not args.disable_tqdm and self.is_world_process_zero(),
+                poll=self.keeper.stop_if_alone,
+            ),
         )
 
     def shape_rewards(self, rollouts: list[Rollout]) -> None:
@@ -245,52 +276,8 @@ class OnlineTrainer(BaseTrainer):
 
     def minibatches(self, rollouts: list[Rollout]) -> list[MiniBatch]:
         """Deal kept completions to micro-steps; add old and reference log-probs and the normalizers."""
-        args = self.args
         self._last_group = rollouts[0].group()
-        steps = args.optimizer_steps_per_window
-        off_policy = steps * args.num_iterations > 1
-        batches = []
-        for shares in deal(rollouts, steps, args.gradient_accumulation_steps):
-            rows = sum(len(r.completions) for r in rollouts) // steps // len(shares)
-            step = [self._minibatch(rollouts, share, rows, off_policy) for share in shares]
-            count = torch.stack([self.loss_count(b.mask, b.rows).float() for b in step]).sum()
-            normalizer = self.accelerator.reduce(count.to(args.device), "sum").clamp(min=1)
-            for batch in step:
-                batch.normalizer = normalizer
-            batches.extend(step)
-        return batches
-
-    def _minibatch(self, rollouts: Sequence[Rollout], share: list, rows: int, off_policy: bool) -> MiniBatch:
-        device = self.args.device
-        groups = [rollouts[p].group().select(ks) for p, ks in share]
-        if not groups:
-            empty = torch.zeros(0, 1, device=device)
-            return MiniBatch([], empty[:, 0], empty.bool(), empty, rows)
-        completions = [rollouts[p].completions[k] for p, ks in share for k in ks]
-        sampler_logps = nn.utils.rnn.pad_sequence([torch.tensor(c.logps) for c in completions], batch_first=True)
-        lengths = torch.tensor([len(c.token_ids) for c in completions])
-        mask = torch.arange(sampler_logps.shape[1])[None] < lengths[:, None]
-        advantages = torch.stack([row_of(rollouts[p].advantages, k, mask.shape[1]) for p, ks in share for k in ks])
-        batch = MiniBatch(groups, advantages.to(device), mask.to(device), sampler_logps.to(device), rows)
-        correct = self.args.use_vllm and self.args.vllm_importance_sampling_correction
-        if off_policy or correct:
-            with self.metrics["train"].stage("old_logps"):
-                batch.old_logps = self.reference_logps(groups, POLICY, self.args.temperature)
-        if correct and batch.old_logps is not None:
-            weights = importance_weights(
-                batch.old_logps,
-                batch.sampler_logps,
-                batch.mask,
-                self.args.vllm_importance_sampling_mode,
-                self.args.vllm_importance_sampling_clip_max,
-                self.args.vllm_importance_sampling_clip_min,
-            )
-            batch.is_weights = weights.weights
-            self.metrics["train"].add_spread("sampling/importance_sampling_ratio", weights.weights[batch.mask])
-        if self.needs_reference_in_loss():
-            with self.metrics["train"].stage("reference"):
-                batch.ref_logps = self.reference_logps(groups, REFERENCE, self.args.temperature)
-        return batch
+        return make_minibatches(self, rollouts)
 
     def room_for_prompt(self) -> int | None:
         """Tokens that a prompt may have so that a whole completion fits the model's context; None: unlimited."""
@@ -307,6 +294,15 @@ class OnlineTrainer(BaseTrainer):
         group = self._last_group or Group.from_lists([0], [[0]])
         return [Group(group.prompt_ids[-48:], tuple(ids[:24] for ids in group.response_ids[:2]))]
 
+    def recorded(self) -> tuple[dict, int]:
+        """What updates have recorded so far, for `restore_recorded`."""
+        return self.metrics["train"].state_dict(), len(self._kl_seen)
+
+    def restore_recorded(self, before: tuple[dict, int]) -> None:
+        """Forget what was recorded since `recorded`: the update is done again."""
+        self.metrics["train"].load_state_dict(before[0])
+        del self._kl_seen[before[1] :]
+
     def note_kl(self, sequence_kl: Tensor) -> None:
         """Remember summed k1 (nats a sequence) for the adaptive controller."""
         if self.args.kl_target is not None:
@@ -322,6 +318,43 @@ class OnlineTrainer(BaseTrainer):
         total, count = self.accelerator.reduce(pair, "sum").tolist()
         if count:  # the KL is known of the completions that were trained on; the episodes are all that were sampled
             self.kl_controller.update(total / count, int(self.args.generation_batch_size or count))
+
+    # The run.
+
+    def run_state(self) -> dict[str, Any]:
+        """See `BaseTrainer`; with the window: micro-batches that are sampled and not yet trained on."""
+        unique = list({id(batch): batch for batch in self._window}.values())  # passes over a window share its batches
+        places = {id(batch): place for place, batch in enumerate(unique)}
+        return {
+            **super().run_state(),
+            "batches": [batch.state_dict() for batch in unique],
+            "window": [places[id(batch)] for batch in self._window],
+            "kl_controller": self.kl_controller.state_dict(),
+            "kl_seen": list(self._kl_seen),
+            "num_tokens": self._num_tokens,
+            "halved": self.halving.on,
+            "last_group": self._last_group and [self._last_group.prompt_ids, list(self._last_group.response_ids)],
+            "tables": self.tables.state_dict(),
+        }
+
+    def load_run_state(self, state: dict[str, Any]) -> None:
+        """See `BaseTrainer`."""
+        super().load_run_state(state)
+        device = self.args.device
+        unique = [MiniBatch.from_state(batch, device) for batch in state["batches"]]
+        self._window = deque(unique[place] for place in state["window"])
+        self.kl_controller.load_state_dict(state["kl_controller"])
+        self._kl_seen = [kl.to(device) for kl in state["kl_seen"]]
+        self._num_tokens, self.halving.on = state["num_tokens"], state["halved"]
+        if state["last_group"] is not None:
+            prompt, responses = state["last_group"]
+            self._last_group = Group(prompt, tuple(responses))
+        self.tables.load_state_dict(state["tables"])
+
+    def run_facts(self) -> dict[str, Any]:
+        """See `BaseTrainer`."""
+        names = ("num_generations", "steps_per_generation", "num_iterations", "shuffle_dataset")
+        return {**super().run_facts(), **{name: getattr(self.args, name) for name in names}}
 
     # What the Trainer asks for.
 
@@ -341,7 +374,13 @@ class OnlineTrainer(BaseTrainer):
             args.process_index,
             args.world_size,
         )
-        return WindowLoader(self.train_dataset, batch_sampler=sampler, collate_fn=self.data_collator)
+        # A generator of its own: a loader draws a seed at every epoch, from torch's global state if it has none.
+        return WindowLoader(
+            self.train_dataset,
+            batch_sampler=sampler,
+            collate_fn=self.data_collator,
+            generator=torch.Generator().manual_seed(args.seed),
+        )
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"

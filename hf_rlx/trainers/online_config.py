@@ -57,7 +57,18 @@ class OnlineConfig(BaseConfig):
     reward_weights: list[float] | None = described(None, "Weight of each reward function; None: 1 each.")
     reward_timeout: float | None = described(None, "Seconds that one call of a reward function may take.")
     on_reward_error: Literal["raise", "skip"] = described(
-        "raise", '"raise", or "skip": the completion abstains and is counted.'
+        "skip", '"skip": the completion abstains, counted and told once, up to max_reward_failures; "raise": stop.'
+    )
+    max_reward_failures: float = described(
+        0.25,
+        "Share of a rollout's completions on which a reward function may fail (exception, time limit, value out of "
+        "range, dead worker) before the run stops. A single lost call never stops it, unless this is 0.",
+    )
+    max_unscored_rollouts: int | None = described(
+        3, "Rollouts in a row in which nothing was scored after which the run stops; None: never."
+    )
+    isolate_rewards: bool = described(
+        False, "Run reward functions in a worker process of their own, which a deadline can kill."
     )
     mask_truncated_completions: bool = described(False, "Leave cut completions out of loss and denominators.")
     soft_overlong_cache: int | None = described(
@@ -137,6 +148,10 @@ class OnlineConfig(BaseConfig):
                 logger.warning("%s=%r: %s", name, getattr(self, name), spec.metadata["help"])
         if self.on_reward_error not in ("raise", "skip"):
             raise ValueError(f'on_reward_error must be "raise" or "skip", got {self.on_reward_error!r}')
+        if not 0 <= self.max_reward_failures <= 1:
+            raise ValueError(f"max_reward_failures is a share between 0 and 1, got {self.max_reward_failures}")
+        if self.max_unscored_rollouts is not None and self.max_unscored_rollouts < 1:
+            raise ValueError(f"max_unscored_rollouts must be at least 1 or None, got {self.max_unscored_rollouts}")
         if self.kl_target is not None and self.beta == 0:
             raise ValueError("kl_target needs a starting beta above 0")
         if self.log_completions_hub_repo is not None:

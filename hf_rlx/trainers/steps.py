@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,91 +14,146 @@ from transformers import PreTrainedTokenizerBase
 from hf_rlx.data.tokenize import char_to_token
 from hf_rlx.functional import step_advantages
 from hf_rlx.rollout.collect import score_request
-from hf_rlx.rollout.reward_models import RewardCall, RewardError, RewardFunction
-from hf_rlx.rollout.scoring import LARGEST_REWARD, lay_out
+from hf_rlx.rollout.reward_jobs import JobPool, logged_by
+from hf_rlx.rollout.reward_models import RewardCall, as_float, fault_of, prepare
+from hf_rlx.rollout.scoring import lay_out
+from hf_rlx.trainers.dynamic_sampling import COUNTS
 from hf_rlx.trainers.metrics import MetricStore
+from hf_rlx.trainers.observe import RESERVED
 from hf_rlx.types import Rollout
 
 Steps = list[tuple[int, float]]
 StepReward = Callable[..., Sequence[Steps]]
 
 
-class StepRewardError(RewardError, ValueError):
-    """A step reward function failed or returned what is no list of steps; the message names function, prompt and
-    completion. Where the function raised, its exception is the `__cause__`."""
+@dataclass
+class StepScores:
+    """What step reward functions said about P groups.
+
+    Attributes:
+        steps: for each of F functions P lists of K step lists, each step (end in characters, reward); a completion on
+            which a function abstained or failed has no steps.
+        extra: columns from `log_extra`, P x K values each, see `logged_by`.
+    """
+
+    steps: list[list[list[Steps]]]
+    extra: dict[str, list]
+
+
+class StepScorer:
+    """Scores the steps of completions with functions that are called, limited and checked like reward functions.
+
+    Args:
+        functions: one or a list of `(prompts, completions, **columns) -> K lists of steps`; they may be async.
+            Completions are messages where the prompt is.
+        timeout, on_error, max_failures, isolate: see `JobPool`.
+        taken: names of other reward functions; one that is among them gets the suffix `_2`.
+
+    Raises:
+        ValueError: as `prepare` and `JobPool`.
+    """
+
+    def __init__(
+        self,
+        functions: Any,
+        *,
+        timeout: float | None = None,
+        on_error: Literal["raise", "skip"] = "raise",
+        max_failures: float = 0.25,
+        isolate: bool = False,
+        taken: Sequence[str] = (),
+    ) -> None:
+        self.functions = prepare(functions, noun="step reward function", taken=taken)
+        self.names = [function.name for function in self.functions]
+        self._pool = JobPool(self.functions, _StepLists(), timeout, on_error, max_failures, isolate)
+
+    def score(
+        self, rollouts: Sequence[Rollout], store: MetricStore | None = None, trainer_state: Any = None
+    ) -> StepScores:
+        """Call every function on every group.
+
+        Args:
+            rollouts: P groups of K completions.
+            store: gets `rewards/<name>/mean` over all steps, `steps/<name>/mean` a completion, and the metrics of
+                `logged_by`.
+            trainer_state: passed to the functions.
+
+        Raises:
+            RewardError: a function failed (on too many completions, under "skip"); or returned another number of lists
+                than completions, or something else than (end, reward) pairs. ValueError: a function logs a metric that
+                is the trainer's own.
+        """
+        requests = [score_request(rollout.prompt, rollout.completions, rollout.columns) for rollout in rollouts]
+        for request in requests:
+            self._pool.submit(lay_out([request]), trainer_state)
+        jobs = self._pool.gather(lay_out(requests), trainer_state)
+        extra, metrics = logged_by(self.functions, jobs)
+        result = []
+        for name in self.names:
+            rows = [steps for job in jobs if job.func.name == name for steps in job.values]
+            if store is not None:
+                scored = [steps for steps in rows if steps is not None]
+                rewards = [reward for steps in scored for _, reward in steps]
+                store.add(f"rewards/{name}/mean", sum(rewards) / max(len(rewards), 1), len(rewards))
+                store.add(f"steps/{name}/mean", len(rewards) / max(len(scored), 1), len(scored))
+            one_by_one = iter(rows)
+            result.append([[next(one_by_one) or [] for _ in rollout.completions] for rollout in rollouts])
+        if store is not None:
+            _record(store, metrics)
+        return StepScores(result, extra)
+
+    def close(self) -> None:
+        """End threads and processes."""
+        self._pool.close()
+
+
+class _StepLists:
+    """What step reward functions return: (end in characters, reward) pairs, a list of them per completion."""
+
+    def read(self, call: RewardCall, value: Any) -> list[Steps | None]:
+        """K lists of (int, float), None where the function abstained."""
+        result: list[Steps | None] = []
+        for index, row in enumerate(call.entries(value, "step lists")):
+            if row is not None and (isinstance(row, str | bytes) or not isinstance(row, Sequence)):
+                raise call.wrong(f"returned {row!r} for a completion; expected a list of (end, reward) pairs", index)
+            result.append(None if row is None else [self._step(call, step, index) for step in row])
+        return result
+
+    def fault(self, entry: Steps, completion: Any) -> tuple[str, str] | None:
+        """The first step that ends outside its text, or whose reward is none."""
+        size = len(completion if isinstance(completion, str) else completion[-1]["content"])
+        for end, reward in entry:
+            if not 0 < end <= size:
+                return "outside", f"returned a step that ends outside its text: {end} of {size} characters"
+            if fault := fault_of(reward, f"returned the step {(end, reward)!r}"):
+                return fault
+        return None
+
+    def _step(self, call: RewardCall, step: Any, index: int) -> tuple[int, float]:
+        if isinstance(step, str | bytes) or not isinstance(step, Sequence) or len(step) != 2:
+            raise call.wrong(f"returned the step {step!r}; expected a pair (end in characters, reward)", index)
+        end, reward = (x.item() if hasattr(x, "item") and getattr(x, "ndim", 0) == 0 else x for x in step)
+        if not isinstance(end, Integral) or isinstance(end, bool) or not isinstance(reward, Real):
+            raise call.wrong(f"returned the step {step!r}; expected (int, float): end in characters, reward", index)
+        return int(end), as_float(reward)
+
+
+def _record(store: MetricStore, metrics: dict[str, float]) -> None:
+    for name, number in metrics.items():
+        if name in RESERVED:
+            raise ValueError(f"a step reward function logs the metric {name!r}, which is the trainer's own; rename it")
+        store.add(name, number, reduce="sum" if name.rsplit("/", 1)[-1] in COUNTS else "mean")
 
 
 def score_steps(
     function: StepReward, rollouts: Sequence[Rollout], store: MetricStore | None = None, trainer_state: Any = None
 ) -> list[list[Steps]]:
-    """Call a step reward function on every group, with the arguments that reward functions get.
-
-    Args:
-        function: `(prompts, completions, **columns) -> K lists of steps`; it may be async. Completions are messages
-            where the prompt is.
-        rollouts: P groups.
-        store: gets `rewards/<name>/mean` over all steps, `steps/<name>/mean` a completion, and what the function logs
-            with `log_metric`.
-        trainer_state: passed to the function.
-
-    Returns:
-        P lists of K step lists, each step (end in characters, reward).
-
-    Raises:
-        StepRewardError: the function raised; or returned another number of lists than completions, something else
-            than (end, reward) pairs, a step that ends outside its text, or a reward that is not finite.
-    """
-    name = str(getattr(function, "__name__", type(function).__name__))
-    prepared = RewardFunction(name, function, "sync")
-    result = []
-    for rollout in rollouts:
-        lists = lay_out([score_request(rollout.prompt, rollout.completions, rollout.columns)])
-        call = RewardCall(prepared, lists, range(len(rollout.completions)), trainer_state)
-        value, error = call.run()
-        if error is not None:
-            what = f"step reward function {name} raised {type(error).__name__}: {error}"
-            raise StepRewardError(what + prepared.where(lists, 0)) from error
-        steps = _read(value, rollout, prepared, lists)
-        result.append(steps)
-        if store is not None:
-            rewards = [reward for row in steps for _, reward in row]
-            store.add(f"rewards/{name}/mean", sum(rewards) / max(len(rewards), 1), len(rewards))
-            store.add(f"steps/{name}/mean", len(rewards) / len(steps), len(steps))
-            for metric, number in call.metrics:
-                store.add(metric, number)
-    return result
-
-
-def _read(value: Any, rollout: Rollout, function: RewardFunction, lists: dict[str, list]) -> list[Steps]:
-    """K lists of (int, float) from what the function returned for one group."""
-
-    def wrong(what: str, index: int) -> StepRewardError:
-        return StepRewardError(f"step reward function {function.name} {what}{function.where(lists, index)}")
-
-    count = len(rollout.completions)
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-        raise wrong(f"returned {type(value).__name__}; expected {count} lists of (end, reward) pairs", 0)
-    if len(value) != count:
-        raise wrong(f"returned {len(value)} lists for {count} completions", 0)
-    result = []
-    for index, (row, completion) in enumerate(zip(value, rollout.completions, strict=True)):
-        if isinstance(row, str | bytes) or not isinstance(row, Sequence):
-            raise wrong(f"returned {row!r} for a completion; expected a list of (end, reward) pairs", index)
-        steps: Steps = []
-        for step in row:
-            if not isinstance(step, Sequence) or len(step) != 2:
-                raise wrong(f"returned the step {step!r}; expected a pair (end in characters, reward)", index)
-            end, reward = (x.item() if hasattr(x, "item") and getattr(x, "ndim", 0) == 0 else x for x in step)
-            if not isinstance(end, Integral) or isinstance(end, bool) or not isinstance(reward, Real):
-                raise wrong(f"returned the step {step!r}; expected (int, float): end in characters, reward", index)
-            end, reward = int(end), float(reward)
-            if not 0 < end <= len(completion.text):
-                raise wrong(f": a step ends outside its text: {end} of {len(completion.text)} characters", index)
-            if not math.isfinite(reward) or abs(reward) > LARGEST_REWARD:
-                raise wrong(f"returned the step {step!r}; a reward must be finite, at most {LARGEST_REWARD:g}", index)
-            steps.append((end, reward))
-        result.append(steps)
-    return result
+    """The steps of one function, see `StepScorer.score`."""
+    scorer = StepScorer(function)
+    try:
+        return scorer.score(rollouts, store, trainer_state).steps[0]
+    finally:
+        scorer.close()
 
 
 def token_advantages(

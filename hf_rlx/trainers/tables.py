@@ -74,6 +74,14 @@ class CompletionTables:
                 rows.append(row)
                 position += 1
 
+    def state_dict(self) -> dict[str, list]:
+        """What was added and not written, for a checkpoint; independent of what is added later."""
+        return {mode: list(rows) for mode, rows in self._rows.items()}
+
+    def load_state_dict(self, state: dict[str, list]) -> None:
+        """Put back what `state_dict` gave."""
+        self._rows = {mode: list(rows) for mode, rows in state.items()}
+
     def write(self, mode: str, step: int) -> Path | None:
         """Write `mode`'s completions to parquet (whole or not at all) and print the best and worst of them.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,6 +76,7 @@ class MiniBatch:
         is_weights: (B, R) importance weights; None: 1.
         normalizer: denominator of the loss over the whole optimizer step and all processes.
         rows: completions that this share was dealt, dropped ones included.
+        parts: into how many a micro-step was cut for want of memory; 1: not at all.
     """
 
     groups: list[Group]
@@ -86,6 +88,46 @@ class MiniBatch:
     ref_logps: Tensor | None = None
     is_weights: Tensor | None = None
     normalizer: Tensor | None = None
+    parts: int = 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values and tensors, for a checkpoint."""
+        state = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {**state, "groups": [[g.prompt_ids, list(g.response_ids)] for g in self.groups]}
+
+    @staticmethod
+    def from_state(state: dict[str, Any], device: torch.device) -> MiniBatch:
+        """What `state_dict` was taken of, on `device`."""
+        groups = [Group(prompt, tuple(responses)) for prompt, responses in state["groups"]]
+        moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in state.items()}
+        return MiniBatch(**{**moved, "groups": groups})
+
+    def halves(self) -> list[MiniBatch]:
+        """Two micro-batches that add up to this one: whole groups where there are several, else the completions of
+        the one group. Itself where it has a single completion."""
+        rows = [g.num_responses for g in self.groups]
+        if sum(rows) < 2:
+            return [self]
+        if len(rows) > 1:
+            cut = min(range(1, len(rows)), key=lambda i: abs(2 * sum(rows[:i]) - sum(rows)))
+            groups, at = [self.groups[:cut], self.groups[cut:]], sum(rows[:cut])
+        else:
+            at, all_rows = rows[0] // 2, list(range(rows[0]))
+            groups = [[self.groups[0].select(all_rows[:at])], [self.groups[0].select(all_rows[at:])]]
+        spans = [slice(0, at), slice(at, None)]
+        return [self._cut(g, span) for g, span in zip(groups, spans, strict=True)]
+
+    def _cut(self, groups: list[Group], span: slice) -> MiniBatch:
+        """The rows of `span`, with columns up to the longest of them."""
+        longest = max(int(self.mask[span].sum(dim=1).max()), 1)
+
+        def cut(value: Tensor | None) -> Tensor | None:
+            return value if value is None else value[span, :longest] if value.ndim == 2 else value[span]
+
+        tensors = ("advantages", "mask", "sampler_logps", "old_logps", "ref_logps", "is_weights")
+        changed: dict[str, Any] = {name: cut(getattr(self, name)) for name in tensors}
+        rows = sum(g.num_responses for g in groups)
+        return replace(self, groups=groups, rows=rows, parts=2 * self.parts, **changed)
 
 
 def deal(rollouts: Sequence[Rollout], steps: int, micro_steps: int) -> list[list[list[tuple[int, list[int]]]]]:

@@ -36,7 +36,7 @@ def sentencepiece_like():
 
 
 def test_plain_text():
-    assert encode_prompt("t5 t6", tiny.word_tokenizer()) == ("t5 t6", [5, 6], False)
+    assert encode_prompt("t5 t6", tiny.word_tokenizer()) == ("t5 t6", [5, 6], False, 0)
 
 
 def test_the_template_writes_special_tokens_itself():
@@ -48,7 +48,7 @@ def test_the_template_writes_special_tokens_itself():
     tokenizer.chat_template = TEMPLATE
     assert encode_prompt("t5", tokenizer).ids == [1, 5]
     encoded = encode_prompt([{"role": "user", "content": "t5"}], tokenizer)
-    assert encoded == ("<bos> t5 t9", [1, 5, 9], True)
+    assert encoded == ("<bos> t5 t9", [1, 5, 9], True, 0)
 
 
 def test_prefilled_answers_are_continued():

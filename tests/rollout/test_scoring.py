@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from hf_rlx.rollout.scoring import RewardError, RewardScorer, RewardTimeoutError, ScoreRequest
+from hf_rlx.rollout.reward_models import RewardError, RewardTimeoutError
+from hf_rlx.rollout.scoring import RewardScorer, ScoreRequest
 
 NAN = math.nan
 
@@ -647,7 +648,7 @@ def test_a_forgotten_scorer_closes_itself():
     scorer = RewardScorer([returns([1.0]), async_double])
     scorer.submit(request(completions=("x",)))
     same(scorer.gather().rewards, [[1.0, 2.0]])
-    threads = [loop.thread for loop in scorer._loops.values()]
+    threads = [loop.thread for loop in scorer._pool.loops.values()]
     assert len(threads) == 2
     del scorer
     assert not any(thread.is_alive() for thread in threads)

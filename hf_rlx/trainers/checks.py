@@ -1,0 +1,71 @@
+"""Arguments of a trainer, checked by kind before anything is loaded: each message names the argument and the fix."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from peft import PeftConfig, PeftModel
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+
+from hf_rlx.models.shared import SharedModel
+from hf_rlx.trainers.config import BaseConfig
+
+
+def check_arguments(
+    model: Any, args: Any, config: type[BaseConfig], processing_class: Any = None, peft_config: Any = None
+) -> None:
+    """Refuse arguments of the wrong kind.
+
+    Args:
+        model, args, processing_class, peft_config: of the trainer.
+        config: the class that `args` must be of.
+
+    Raises:
+        TypeError: names the argument, what it got, and what to pass instead.
+    """
+    if not isinstance(args, config):
+        raise TypeError(
+            f"args must be a hf_rlx.{config.__name__}, got {_kind(args)}{_args_hint(args, config.__name__)}"
+        )
+    if not isinstance(model, str | os.PathLike | PreTrainedModel | PeftModel | SharedModel):
+        hint = ""
+        if isinstance(model, type):
+            hint = "; pass an instance, e.g. of AutoModelForCausalLM.from_pretrained(...)"
+        elif isinstance(model, nn.Module):
+            hint = "; a module that is no transformers model cannot be saved and loaded by name"
+        raise TypeError(
+            f"model must be a name, a folder, or a causal language model of transformers, got {_kind(model)}{hint}"
+        )
+    if processing_class is not None and not isinstance(processing_class, PreTrainedTokenizerBase):
+        hint = ""
+        if isinstance(processing_class, str | os.PathLike):
+            hint = f"; load it: AutoTokenizer.from_pretrained({os.fspath(processing_class)!r})"
+        elif isinstance(processing_class, ProcessorMixin):
+            hint = "; vision and audio are not carried: pass processing_class=processor.tokenizer for text"
+        raise TypeError(f"processing_class must be a tokenizer of transformers, got {_kind(processing_class)}{hint}")
+    if peft_config is not None and not isinstance(peft_config, PeftConfig):
+        hint = "; write peft.LoraConfig(**config)" if isinstance(peft_config, dict) else ""
+        hint = "; pass the model that has it as model=" if isinstance(peft_config, nn.Module) else hint
+        raise TypeError(
+            f"peft_config must be a configuration of PEFT such as LoraConfig, got {_kind(peft_config)}{hint}"
+        )
+
+
+def _kind(value: Any) -> str:
+    """What `value` is, in words."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    module = type(value).__module__.split(".")[0]
+    return type(value).__name__ if module == "builtins" else f"a {module}.{type(value).__name__}"
+
+
+def _args_hint(args: Any, name: str) -> str:
+    if isinstance(args, dict):
+        return f"; write {name}(**args)"
+    if hasattr(args, "column_names"):
+        return "; name the arguments: train_dataset=..."
+    if hasattr(args, "per_device_train_batch_size"):
+        return f'; import it with "from hf_rlx import {name}": the names of the fields are the same'
+    return ""
