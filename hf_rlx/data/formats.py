@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 _LIKELY = ("question", "query", "instruction", "input", "text", "messages", "conversations", "problem")
+_CHARACTERS_A_TOKEN = 20
 
 
 class PromptError(ValueError):
@@ -58,6 +59,26 @@ def check_prompts(dataset: Any, name: str, max_characters: int | None = None) ->
             )
 
 
+def check_all_prompts(train_dataset: Any, eval_dataset: Any, room: int | None = None) -> None:
+    """`check_prompts` for the datasets of a trainer.
+
+    Args:
+        train_dataset: one, or None.
+        eval_dataset: one, several by name, or None.
+        room: tokens that a prompt may have. Tokenizing every prompt in advance would take too long, so only prompts
+            of more than 20 characters a token are refused here; the rest are measured when they are sampled for.
+
+    Raises:
+        ValueError: see `check_prompts`; there is no room at all.
+    """
+    if room is not None and room < 1:
+        raise ValueError("max_completion_length leaves no room for a prompt in the model's context; lower it")
+    most = None if room is None else _CHARACTERS_A_TOKEN * room
+    check_prompts(train_dataset, "train_dataset", most)
+    for name, dataset in (eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}).items():
+        check_prompts(dataset, f"eval_dataset {name}".strip(), most)
+
+
 def _check_container(dataset: Any, name: str) -> None:
     """That it is one dataset of known, positive length."""
     if isinstance(dataset, dict):
@@ -85,7 +106,7 @@ def _check_columns(columns: list[str], name: str) -> None:
     if "prompt" in columns:
         return
     alike = difflib.get_close_matches("prompt", columns, n=1, cutoff=0.75)
-    alike += [c for c in columns if c.lower() == "prompt"]
+    alike += [c for c in columns if "prompt" in c.lower() and not c.lower().endswith("id")]
     likely = next((c for c in (*alike, *_LIKELY) if c in columns), columns[0] if columns else "question")
     raise ValueError(
         f"{name} has no column `prompt`; it has {columns}. If `{likely}` is the prompt: "
@@ -96,7 +117,7 @@ def _check_columns(columns: list[str], name: str) -> None:
 def _problem(prompt: Any) -> str | None:
     """What is wrong with one prompt, after "row 3 ..."; None: nothing."""
     if not prompt or not isinstance(prompt, str | list):
-        return f"has the prompt {str(prompt)[:80] if isinstance(prompt, dict) else prompt!r}"
+        return f"has the prompt {repr(prompt)[:80]}"
     if isinstance(prompt, str):
         return None
     for place, message in enumerate(prompt):

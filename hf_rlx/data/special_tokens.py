@@ -35,7 +35,7 @@ class EncodedMessages(NamedTuple):
 
 
 def encode_messages(
-    messages: Sequence[dict[str, Any]],
+    messages: list[dict[str, Any]],
     tokenizer: PreTrainedTokenizerBase,
     special_tokens: SpecialTokens = "split",
     **template: Any,
@@ -140,7 +140,7 @@ class _Twin:
             special=token.special,
         )
         (self._tokenizer.add_special_tokens if token.special else self._tokenizer.add_tokens)([alike])
-        own = self._tokenizer.token_to_id(name)
+        own = int(self._tokenizer.token_to_id(name) or 0)  # it has just been added
         if self._tokenizer.model.id_to_token(own) not in (None, name):
             raise ValueError(f"a message holds a special token, and the vocabulary has gaps at id {own}; {_WAY_OUT}")
         self._ids[own] = index

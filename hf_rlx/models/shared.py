@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import load_peft_weights, set_peft_model_state_dict
+from peft.utils import set_peft_model_state_dict
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -317,9 +317,12 @@ class SharedModel(nn.Module):
         storage.save(self, Path(folder), **kwargs)
 
     def load_adapter_weights(self, role: str, folder: Path) -> None:
-        """Put the adapter weights saved in `folder` into `role`'s adapter."""
-        state, adapter = load_peft_weights(str(folder), device=str(self.device)), str(self._role(role).adapter)
-        set_peft_model_state_dict(self.model, state, adapter_name=adapter)
+        """Put the adapter weights saved in `folder` into `role`'s adapter.
+
+        Raises:
+            ValueError: the file has weights that the adapter lacks, or the other way round; PEFT would say nothing.
+        """
+        storage.load_adapter(self.model, str(self._role(role).adapter), folder, str(self.device))
 
     # Internals.
 

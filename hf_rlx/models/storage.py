@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peft import PeftConfig, PeftModel
+from peft.utils import load_peft_weights, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from hf_rlx.models.loading import load_causal_lm
+from hf_rlx.models.roles import belongs
 
 if TYPE_CHECKING:
     from hf_rlx.models.shared import SharedModel
@@ -113,6 +115,22 @@ def load_policy(
             raise ValueError(f"{folder / ADAPTER_FILE} names no base model (it was made in memory); pass base=...")
         base = load_causal_lm(name, quantization_config, **kwargs)
     return PeftModel.from_pretrained(base, str(folder), adapter_name="policy", is_trainable=is_trainable)
+
+
+def load_adapter(model: PeftModel, adapter: str, folder: Path, device: str) -> None:
+    """Put the adapter weights saved in `folder` into the adapter of that name.
+
+    Raises:
+        ValueError: the file has weights that the adapter lacks, or the other way round; PEFT would say nothing.
+    """
+    loaded: Any = set_peft_model_state_dict(model, load_peft_weights(str(folder), device=device), adapter_name=adapter)
+    missing = [name for name in loaded.missing_keys if belongs(name, adapter)]
+    if missing or loaded.unexpected_keys:
+        example = (missing + loaded.unexpected_keys)[0]
+        raise ValueError(
+            f"{folder} does not fit the adapter {adapter!r}: {len(missing)} of its weights are not in the file, "
+            f"{len(loaded.unexpected_keys)} of the file's are not in it, e.g. {example}; give the same peft_config"
+        )
 
 
 def load_roles(shared: SharedModel, folder: Path, is_trainable: bool = True) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from hf_rlx.models.fast_linear import packed_for_sampling
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.rollout.cache import as_index, new_cache, takes_rows
 from hf_rlx.rollout.sampling import SamplingParams, sample_step, uniforms
@@ -21,6 +23,9 @@ OnStep = Callable[[int], None]
 
 # Compacting copies the cache, so rows leave in batches: when at least an eighth of them is done.
 _COMPACT_SHARE = 0.125
+
+# Decoding steps from which on packing the weights first is faster.
+_PACKED_FROM = 8
 
 
 def eos_token_ids(model: SharedModel, tokenizer: PreTrainedTokenizerBase, extra: Iterable[int] = ()) -> frozenset[int]:
@@ -110,12 +115,18 @@ class Generator:
         # Prompts of like length share a batch: less padding in the prefill and in every later step.
         order = sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
         per_batch = max(1, self.max_rows // num_generations)
-        with self.model.rollout_mode():
+        with self.model.rollout_mode(), self._packed(params.max_completion_length, num_generations):
             for start in range(0, len(order), per_batch):
                 self._run(
                     order[start : start + per_batch], prompt_ids, num_generations, params, done, on_group, on_step
                 )
         return done
+
+    def _packed(self, steps: int, num_generations: int) -> AbstractContextManager[None]:
+        """Packed copies of the weights for this rollout; they pay for themselves within a few steps."""
+        if steps < _PACKED_FROM:
+            return nullcontext()
+        return packed_for_sampling(self.model.causal_lm, min(self.max_rows, 32))
 
     def _run(
         self,

@@ -10,7 +10,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from hf_rlx.rollout.collect import Collected
 from hf_rlx.trainers.observe import lost_signal
-from hf_rlx.trainers.online_config import OnlineConfig
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +52,14 @@ RULES = (
         "the KL to the reference is {value} nats a token: the policy has left the language it started from. Lower "
         "learning_rate or raise beta, and go back to an earlier checkpoint",
     ),
+    Rule(
+        "special tokens in messages",
+        "prompts/special_tokens_neutralised",
+        1.0,
+        "{value} special tokens stood inside messages since the last log and were made plain text; if they are meant, "
+        'set special_tokens_in_messages="allow"',
+        patience=1,
+    ),
 )
 
 
@@ -80,7 +87,7 @@ class Alerts(TrainerCallback):
 
     def on_log(
         self,
-        args: OnlineConfig,
+        args: Any,
         state: TrainerState,
         control: TrainerControl,
         logs: dict[str, Any] | None = None,
@@ -106,7 +113,7 @@ class Alerts(TrainerCallback):
             new.append(rule.name)
             shown = logs.get("reward", value) if rule.name == "constant reward" else value
             advice = rule.advice.format(value=f"{shown:.4g}", limit=max_completion_length)
-            logger.warning("step %d: %s, %d logs in a row: %s", step, rule.name, rule.patience, advice)
+            logger.warning("step %d: %s: %s", step, rule.name, advice)
         self._explained = False
         return new
 

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 RUN_FILE, STATE_FILE = "run.json", "trainer_state.json"
 _SAMPLED_ROWS = 2000  # rows of a data set that its fingerprint reads
 # Settings that may differ on resume without a word: they do not touch what is computed.
-_FREE = (
+_FREE: tuple[str, ...] = (
     "save_",
     "logging_",
     "eval_",
@@ -50,9 +50,18 @@ _FREE = (
     "output_dir",
     "disable_tqdm",
     "max_steps",
-    "run_name",
 )
-_FREE += ("num_train_epochs", "load_best", "resume_", "dataloader_", "project", "trackio", "log_", "num_completions_")
+_FREE += (
+    "run_name",
+    "num_train_epochs",
+    "load_best",
+    "resume_",
+    "dataloader_",
+    "project",
+    "trackio",
+    "log_",
+    "num_completions_",
+)
 
 
 def save(trainer: BaseTrainer, target: Path, position: dict[str, Any]) -> None:
@@ -65,11 +74,11 @@ def save(trainer: BaseTrainer, target: Path, position: dict[str, Any]) -> None:
         DiskFullError: not enough space, before or while writing; earlier checkpoints stay.
     """
     main, needed = trainer.args.should_save, _needed(trainer, position)
-    _together(target, main, needed, lambda: main and folders.begin(target, needed))
+    _together(target, main, needed, lambda: folders.begin(target, needed) if main else None)
     folder = folders.staging(target)
     _together(target, main, needed, lambda: _write(trainer, folder, position))
     facts = {"step": trainer.state.global_step, "trainer": type(trainer).__name__, "versions": _versions()}
-    _together(target, main, needed, lambda: main and folders.commit(target, facts))
+    _together(target, main, needed, lambda: folders.commit(target, facts) if main else None)
 
 
 def _together(target: Path, main: bool, needed: int, work: Any) -> None:
@@ -94,7 +103,8 @@ def _write(trainer: BaseTrainer, folder: Path, position: dict[str, Any]) -> None
     args = trainer.args
     trainer.save_model(str(folder), _internal_call=True)
     if args.should_save:
-        trainer.state.stateful_callbacks = _callback_states(trainer)
+        state: Any = trainer.state
+        state.stateful_callbacks = _callback_states(trainer)
         trainer.state.save_to_json(str(folder / STATE_FILE))
         (folder / RUN_FILE).write_text(json.dumps(facts_of(trainer), indent=1) + "\n", encoding="utf-8")
     if args.save_only_model:
@@ -116,9 +126,11 @@ def _callback_states(trainer: BaseTrainer) -> dict[str, Any]:
 
 def _shared_states(trainer: BaseTrainer) -> dict[str, Any]:
     """States that all processes have in common."""
+    optimizer: Any = trainer.optimizer
+    scheduler: Any = trainer.lr_scheduler
     states: dict[str, Any] = {
-        "optimizer": trainer.optimizer.state_dict(),
-        "scheduler": trainer.lr_scheduler.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scheduler": scheduler.state_dict(),
         "outside": _outside_adapter(trainer),
     }
     if trainer.accelerator.scaler is not None:
@@ -165,8 +177,10 @@ def load_weights(trainer: BaseTrainer, folder: Path) -> None:
 
 def load_optimizer(trainer: BaseTrainer, folder: Path) -> None:
     """Optimizer, scheduler and gradient scaler."""
-    trainer.optimizer.load_state_dict(load_state(folder, "optimizer"))
-    trainer.lr_scheduler.load_state_dict(load_state(folder, "scheduler"))
+    optimizer: Any = trainer.optimizer
+    scheduler: Any = trainer.lr_scheduler
+    optimizer.load_state_dict(load_state(folder, "optimizer"))
+    scheduler.load_state_dict(load_state(folder, "scheduler"))
     if trainer.accelerator.scaler is not None and (folder / "scaler.json").is_file():
         trainer.accelerator.scaler.load_state_dict(load_state(folder, "scaler"))
 

@@ -55,7 +55,7 @@ def strict(cls: C) -> C:
 
     cls.__init__ = init  # type: ignore[misc]
     # A dataclass writes its own, which would show `hub_token` in every traceback and log.
-    cls.__repr__ = cls.__str__ = _shown  # type: ignore[method-assign]
+    cls.__repr__ = cls.__str__ = _shown  # type: ignore[method-assign, assignment]
     return cls
 
 

@@ -115,12 +115,16 @@ def push_checkpoint(trainer: BaseTrainer, checkpoint: Path) -> None:
     message = f"Training in progress, step {trainer.state.global_step}"
     try:
         job = _upload(trainer, folder, files_to_push(folder), message, None, None, in_background=True)
-        trainer.push_in_progress = PushInProgress([job])
+        # Its annotation says one job; it goes through a list.
+        progress: Any = PushInProgress([job])  # type: ignore[arg-type]
+        trainer.push_in_progress = progress
         if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
             name = "last-checkpoint" if args.hub_strategy == HubStrategy.CHECKPOINT else checkpoint.name
             every = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
-            # Not in the background: a later save may delete the folder.
-            _upload(trainer, checkpoint, every, f"{message}, checkpoint", None, None, False, path_in_repo=name)
+            # Waited for: a later save may delete the folder.
+            whole = _upload(trainer, checkpoint, every, f"{message}, checkpoint", None, None, True, path_in_repo=name)
+            if whole.exception() is not None:
+                logger.error("the upload of %s failed: %s", checkpoint.name, whole.exception())
     except SecretFoundError as error:
         logger.error("step %d: %s", trainer.state.global_step, error)
 
@@ -156,7 +160,8 @@ def _upload(
     path_in_repo: str | None = None,
 ) -> Any:
     refuse_secrets(folder, [*secrets_of(trainer.args), token], files)
-    return HfApi(library_name="hf_rlx").upload_folder(
+    api: Any = HfApi(library_name="hf_rlx")
+    return api.upload_folder(
         repo_id=str(trainer.hub_model_id),
         folder_path=folder,
         path_in_repo=path_in_repo,

@@ -14,12 +14,13 @@ from transformers import PreTrainedTokenizerBase
 from hf_rlx.data.tokenize import char_to_token
 from hf_rlx.functional import step_advantages
 from hf_rlx.rollout.collect import score_request
-from hf_rlx.rollout.reward_jobs import JobPool, logged_by
+from hf_rlx.rollout.reward_jobs import Job, JobPool, logged_by
 from hf_rlx.rollout.reward_models import RewardCall, as_float, fault_of, prepare
 from hf_rlx.rollout.scoring import lay_out
 from hf_rlx.trainers.dynamic_sampling import COUNTS
 from hf_rlx.trainers.metrics import MetricStore
 from hf_rlx.trainers.observe import RESERVED
+from hf_rlx.trainers.processes import raise_together
 from hf_rlx.types import Rollout
 
 Steps = list[tuple[int, float]]
@@ -39,13 +40,23 @@ class StepScores:
     steps: list[list[list[Steps]]]
     extra: dict[str, list]
 
+    @property
+    def found(self) -> bool:
+        """Whether there is any step."""
+        return any(row for groups in self.steps for group in groups for row in group)
+
+    def add_columns(self, extra: dict[str, list]) -> None:
+        """Put the columns beside those of reward functions; one whose name is taken is called `steps/<column>`."""
+        for name, values in self.extra.items():
+            extra[f"steps/{name}" if name in extra else name] = values
+
 
 class StepScorer:
     """Scores the steps of completions with functions that are called, limited and checked like reward functions.
 
     Args:
-        functions: one or a list of `(prompts, completions, **columns) -> K lists of steps`; they may be async.
-            Completions are messages where the prompt is.
+        functions: one, or a list (it may be empty) of `(prompts, completions, **columns) -> K lists of steps`; they
+            may be async. Completions are messages where the prompt is.
         timeout, on_error, max_failures, isolate: see `JobPool`.
         taken: names of other reward functions; one that is among them gets the suffix `_2`.
 
@@ -63,14 +74,15 @@ class StepScorer:
         isolate: bool = False,
         taken: Sequence[str] = (),
     ) -> None:
-        self.functions = prepare(functions, noun="step reward function", taken=taken)
+        none = isinstance(functions, list | tuple) and not functions
+        self.functions = [] if none else prepare(functions, noun="step reward function", taken=taken)
         self.names = [function.name for function in self.functions]
         self._pool = JobPool(self.functions, _StepLists(), timeout, on_error, max_failures, isolate)
 
     def score(
         self, rollouts: Sequence[Rollout], store: MetricStore | None = None, trainer_state: Any = None
     ) -> StepScores:
-        """Call every function on every group.
+        """Call every function on every group. Every process must call it: what stops one stops all.
 
         Args:
             rollouts: P groups of K completions.
@@ -84,9 +96,15 @@ class StepScorer:
                 is the trainer's own.
         """
         requests = [score_request(rollout.prompt, rollout.completions, rollout.columns) for rollout in rollouts]
-        for request in requests:
-            self._pool.submit(lay_out([request]), trainer_state)
-        jobs = self._pool.gather(lay_out(requests), trainer_state)
+        jobs: list[Job] = []
+        fault: Exception | None = None
+        try:
+            for request in requests:
+                self._pool.submit(lay_out([request]), trainer_state)
+            jobs = self._pool.gather(lay_out(requests), trainer_state)
+        except Exception as error:
+            fault = error
+        raise_together(fault)
         extra, metrics = logged_by(self.functions, jobs)
         result = []
         for name in self.names:

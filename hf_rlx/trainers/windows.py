@@ -98,9 +98,9 @@ class MiniBatch:
     @staticmethod
     def from_state(state: dict[str, Any], device: torch.device) -> MiniBatch:
         """What `state_dict` was taken of, on `device`."""
-        groups = [Group(prompt, tuple(responses)) for prompt, responses in state["groups"]]
-        moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in state.items()}
-        return MiniBatch(**{**moved, "groups": groups})
+        moved: dict[str, Any] = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in state.items()}
+        moved["groups"] = [Group(prompt, tuple(responses)) for prompt, responses in state["groups"]]
+        return MiniBatch(**moved)
 
     def halves(self) -> list[MiniBatch]:
         """Two micro-batches that add up to this one: whole groups where there are several, else the completions of

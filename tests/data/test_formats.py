@@ -3,7 +3,7 @@
 import pytest
 from datasets import Dataset
 
-from hf_rlx.data.formats import check_prompts
+from hf_rlx.data.formats import PromptError, check_all_prompts, check_prompts, naming_rows
 
 
 def test_good_datasets_pass():
@@ -65,3 +65,91 @@ def test_datasets_that_cannot_be_trained_on(dataset, message):
     """Each message names the row or the way out."""
     with pytest.raises(ValueError, match=message):
         check_prompts(dataset, "train_dataset")
+
+
+def said(*contents):
+    """A conversation of one role."""
+    return [{"role": "user", "content": content} for content in contents]
+
+
+def test_good_conversations_pass():
+    check_prompts([{"prompt": said("a")}, {"prompt": said("", "b")}], "train_dataset")
+    check_prompts([{"prompt": said([{"type": "text", "text": "a"}])}], "train_dataset")
+    check_prompts(Dataset.from_list([{"prompt": [{"role": "system", "content": "s"}, *said("a")]}]), "train_dataset")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], r"row 1 has the prompt \[\]"),
+        ({"role": "user"}, r"row 1 has the prompt \{'role': 'user'\}"),
+        (7, "row 1 has the prompt 7"),
+        (["a"], "row 1 has a list of str as prompt, where message 0 should be a dictionary"),
+        ([{"content": "a"}], r"row 1 has a message 0 without `role` \(it has \['content'\]\)"),
+        ([{"role": "user", "value": "a"}], r"row 1 has a message 0 without `content` \(it has \['role', 'value'\]\)"),
+        (said("a", None), "row 1 has the content None in message 1"),
+        (said([]), r"row 1 has the content \[\] in message 0"),
+        (said([{"type": "image"}]), "row 1 has parts in message 0 that are not all"),
+        ([{"role": None, "content": "a"}], "row 1 has the role None in message 0"),
+        (said("", ""), "row 1 has messages without any text"),
+    ],
+)
+def test_conversations_that_cannot_be_trained_on(prompt, message):
+    with pytest.raises(ValueError, match=f"train_dataset: {message}"):
+        check_prompts([{"prompt": said("a")}, {"prompt": prompt}], "train_dataset")
+
+
+def test_both_kinds_in_one_dataset():
+    """Rewards would get strings for some rows and messages for others."""
+    rows = [{"prompt": "a"}, {"prompt": "b"}, {"prompt": said("c")}]
+    with pytest.raises(ValueError, match="mixes both kinds of prompts: row 0 is plain text, row 2 is messages"):
+        check_prompts(rows, "train_dataset")
+    with pytest.raises(ValueError, match="row 0 is messages, row 1 is plain text"):
+        check_prompts(rows[::-1], "eval_dataset")
+
+
+@pytest.mark.parametrize(("column", "index"), [("prompts", 1), ("Prompt", 0), ("prompt_text", 1), ("PROMPT", 1)])
+def test_a_misspelt_column_is_suggested_first(column, index):
+    row = {"question": "a"} | {column: "b"} if index else {column: "b", "question": "a"}
+    with pytest.raises(ValueError, match=rf'rename_column\("{column}", "prompt"\)'):
+        check_prompts([row], "train_dataset")
+
+
+@pytest.mark.parametrize("long", ["x" * 1_000_000, said("x" * 999_999, "y"), said([{"text": "x" * 1_000_000}])])
+def test_a_megabyte_prompt_is_refused_with_its_row(long):
+    short = "a" if isinstance(long, str) else said("a")
+    rows = [{"prompt": short}, {"prompt": long}]
+    check_prompts(rows, "train_dataset")
+    with pytest.raises(
+        ValueError, match="train_dataset: row 1 has a prompt of 1,000,000 characters, which cannot fit"
+    ):
+        check_prompts(rows, "train_dataset", max_characters=999_999)
+    check_prompts(rows, "train_dataset", max_characters=1_000_000)
+
+
+def test_the_datasets_of_a_trainer():
+    """Room for 10 tokens: 200 characters may fit, 201 may not."""
+    check_all_prompts(None, None)
+    check_all_prompts([{"prompt": "x" * 200}], {"a": [{"prompt": "x" * 200}]}, room=10)
+    with pytest.raises(ValueError, match="train_dataset: row 0 has a prompt of 201 characters"):
+        check_all_prompts([{"prompt": "x" * 201}], None, room=10)
+    with pytest.raises(ValueError, match="eval_dataset b: row 1 has the prompt None"):
+        check_all_prompts(None, {"a": [{"prompt": "x"}], "b": [{"prompt": "x"}, {"prompt": None}]})
+    with pytest.raises(ValueError, match="max_completion_length leaves no room for a prompt"):
+        check_all_prompts([{"prompt": "x"}], None, room=0)
+
+
+@pytest.mark.parametrize("wrap", [Dataset.from_list, list])
+def test_faults_of_a_rollout_name_the_row(wrap):
+    rows = wrap([{"prompt": "a"}, {"prompt": "b"}])
+    with (
+        pytest.raises(PromptError, match=r"^train_dataset: row 1: too long$") as caught,
+        naming_rows(rows, "train_dataset"),
+    ):
+        raise PromptError("too long", "b")
+    assert caught.value.prompt == "b"
+    for dataset in (rows, None):
+        with pytest.raises(PromptError, match=r"^too long$"), naming_rows(dataset, "train_dataset"):
+            raise PromptError("too long", "c")
+    with pytest.raises(KeyError), naming_rows(rows, "train_dataset"):
+        raise KeyError("other faults pass")

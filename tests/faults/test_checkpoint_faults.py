@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
-import torch
-from datasets import Dataset
 from safetensors import SafetensorError
 
 from hf_rlx.persistence import folders, lock
@@ -99,7 +95,7 @@ def test_a_damaged_checkpoint_that_was_asked_for_is_an_error(run):
 
 
 def test_no_checkpoint_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="no checkpoint found .* start without resume_from_checkpoint"):
+    with pytest.raises(ValueError, match=r"no checkpoint found .* start without resume_from_checkpoint"):
         resume(tmp_path)
     with pytest.raises(FileNotFoundError, match="there is no checkpoint"):
         resume(tmp_path, str(tmp_path / "checkpoint-9"))
@@ -202,7 +198,8 @@ def test_a_full_disk_is_told_before_anything_is_written(run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "error", [OSError(28, "No space left on device"), SafetensorError("IoError: No space left on device (os error 28)")]
+    "error",
+    [OSError(28, "No space left on device"), SafetensorError("IoError: No space left on device (os error 28)")],
 )
 def test_a_disk_that_fills_while_writing(run, monkeypatch, error):
     """Safetensors raises its own error, which has the text only."""
@@ -211,7 +208,7 @@ def test_a_disk_that_fills_while_writing(run, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(checkpointing, "save_state", fail)
-    with pytest.raises(DiskFullError, match="bytes and .* are free") as caught:
+    with pytest.raises(DiskFullError, match=r"bytes and .* are free") as caught:
         resume(run, save_steps=1)
     assert caught.value.errno == 28
     assert not list(run.glob(".tmp-*"))
@@ -241,7 +238,7 @@ with lock.hold(Path({str(tmp_path)!r})):
     )
     with other:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(RuntimeError, match="another run is training in .* choose another output_dir"):
+        with pytest.raises(RuntimeError, match=r"another run is training in .* choose another output_dir"):
             make(tmp_path, max_steps=1).train()
         other.stdin.write("\n")
         other.stdin.flush()

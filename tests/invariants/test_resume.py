@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 
 import pytest
 import torch
-from datasets import Dataset
+from peft import get_peft_model
 
 from hf_rlx.models.loading import load_tokenizer
-from hf_rlx.persistence import folders
+from hf_rlx.models.shared import SharedModel
 from hf_rlx.trainers.grpo import GRPOTrainer
-from tests.trainers.tools import config, digest, lora, move, rows, tiny_llama, untimed
+from tests.trainers.tools import config, digest, lora, rows, tiny_llama, untimed
 
 STEPS = 8
 
@@ -105,3 +104,87 @@ def test_the_window_is_not_sampled_again(whole, tmp_path):
     trainer.train(resume_from_checkpoint=True)
     assert trainer.state.global_step == 4
     assert not asked
+
+
+@pytest.mark.parametrize("name", ["default", "policy", "my-adapter_1", "sft"])
+def test_an_adapter_of_any_name_resumes(tmp_path, name):
+    """transformers looks for other names than `default` in a sub-folder (transformers#28531)."""
+
+    def trainer(folder, steps):
+        model = get_peft_model(tiny_llama(), lora(), adapter_name=name)
+        return GRPOTrainer(
+            model,
+            letters,
+            config(folder, max_steps=steps, save_strategy="steps", save_steps=2, learning_rate=1e-2),
+            train_dataset=rows(64),
+            processing_class=load_tokenizer("tiny"),
+        )
+
+    whole = trainer(tmp_path / "whole", 4)
+    whole.train()
+    shutil.copytree(tmp_path / "whole" / "checkpoint-2", tmp_path / "part" / "checkpoint-2")
+    resumed = trainer(tmp_path / "part", 4)
+    resumed.train(resume_from_checkpoint=True)
+    assert result(resumed) == result(whole)
+
+
+def with_roles(seed):
+    """A policy, a critic head on it, a reward model with an adapter and a head of its own; new heads for each seed."""
+    shared = SharedModel.build(tiny_llama(), lora())
+    torch.manual_seed(seed)
+    shared.add_role("critic", zero_init=False)
+    shared.add_role("reward", lora(r=2))
+    with torch.no_grad():
+        for role in ("critic", "reward"):
+            for _, parameter in shared.trainable_parameters(role):
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return shared
+
+
+def test_several_roles_resume(tmp_path):
+    """Every role's adapter and head comes back, though only the policy trains."""
+
+    def trainer(folder, seed):
+        args = config(folder, max_steps=4, save_strategy="steps", save_steps=2, learning_rate=1e-2)
+        shared = with_roles(seed)
+        return GRPOTrainer(shared, letters, args, train_dataset=rows(64), processing_class=load_tokenizer("tiny"))
+
+    whole = trainer(tmp_path / "whole", seed=1)
+    whole.train()
+    shutil.copytree(tmp_path / "whole" / "checkpoint-2", tmp_path / "part" / "checkpoint-2")
+    resumed = trainer(tmp_path / "part", seed=2)
+    assert digest(resumed.shared.heads.named_parameters()) != digest(whole.shared.heads.named_parameters())
+    resumed.train(resume_from_checkpoint=True)
+    assert result(resumed) == result(whole)
+
+
+def test_weights_outside_the_adapter_resume(tmp_path):
+    """A norm that trains beside the adapter is in no adapter file; the checkpoint has it."""
+
+    def trainer(folder):
+        model = get_peft_model(tiny_llama(), lora())
+        model.base_model.model.model.norm.weight.requires_grad_(True)
+        args = config(folder, max_steps=4, save_strategy="steps", save_steps=2, learning_rate=1e-2)
+        return GRPOTrainer(model, letters, args, train_dataset=rows(64), processing_class=load_tokenizer("tiny"))
+
+    whole = trainer(tmp_path / "whole")
+    whole.train()
+    shutil.copytree(tmp_path / "whole" / "checkpoint-2", tmp_path / "part" / "checkpoint-2")
+    resumed = trainer(tmp_path / "part")
+    resumed.train(resume_from_checkpoint=True)
+    assert result(resumed) == result(whole)
+
+
+def test_a_checkpoint_of_another_adapter_is_refused(tmp_path):
+    """Fewer target modules: PEFT would load what fits and leave the rest at random."""
+    make(tmp_path, max_steps=1).train()
+    trainer = GRPOTrainer(
+        tiny_llama(),
+        letters,
+        make(tmp_path).args,
+        train_dataset=rows(6),
+        processing_class=load_tokenizer("tiny"),
+        peft_config=lora(target_modules=["q_proj"]),
+    )
+    with pytest.raises(ValueError, match=r"does not fit the adapter 'policy'.*k_proj"):
+        trainer.train(resume_from_checkpoint=True)
