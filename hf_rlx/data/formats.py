@@ -69,11 +69,10 @@ def check_all_prompts(train_dataset: Any, eval_dataset: Any, room: int | None = 
             of more than 20 characters a token are refused here; the rest are measured when they are sampled for.
 
     Raises:
-        ValueError: see `check_prompts`; there is no room at all.
+        ValueError: see `check_prompts`.
     """
-    if room is not None and room < 1:
-        raise ValueError("max_completion_length leaves no room for a prompt in the model's context; lower it")
-    most = None if room is None else _CHARACTERS_A_TOKEN * room
+    # Without any room it is not the prompts that are too long; a rollout says so.
+    most = None if room is None or room < 1 else _CHARACTERS_A_TOKEN * room
     check_prompts(train_dataset, "train_dataset", most)
     for name, dataset in (eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}).items():
         check_prompts(dataset, f"eval_dataset {name}".strip(), most)

@@ -20,6 +20,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from hf_rlx.models.cpu_attention import Segment, segment_attention, takes
+
 TREE_ATTENTION = "hf_rlx_tree"
 
 # Keyword arguments that change the attention scores in a way that this function does not reproduce.
@@ -44,6 +46,7 @@ class TreeLayout:
         group_of_response: (B,) index of the group that a response belongs to.
         prompt_lengths: (P,) tokens.
         uniform_responses: K when every group has the same number of responses, else None.
+        segments: the same groups as ranges of row positions.
         windows: sliding windows that attention calls came with; some families put theirs into the mask only.
     """
 
@@ -55,6 +58,7 @@ class TreeLayout:
     group_of_response: Tensor
     prompt_lengths: Tensor
     uniform_responses: int | None
+    segments: tuple[Segment, ...]
     windows: set[int] = field(default_factory=set)
     _masks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
 
@@ -173,6 +177,8 @@ def tree_attention(
     """
     if window is not None and window >= layout.longest_branch:
         window = None
+    if takes(query, value, window, dropout):
+        return segment_attention(query, key, value, layout.segments, scaling)
     repeats = query.shape[1] // key.shape[1]
     q_prompt, q_response = _to_blocks(query, layout)
     k_prompt, k_response = _to_blocks(key, layout)
@@ -202,6 +208,24 @@ def tree_attention(
     return _SlotsToRow.apply(slots, layout)[None]
 
 
+def _one_query(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """Attention of a decoding step: one query a row. The query heads of one key-value head become its query rows, so
+    that keys and values are read once and never repeated.
+
+    Args:
+        query: (B, heads, 1, D). key, value: (B, key-value heads, T, D). mask: (B, 1, 1, T), or None. scaling: of the
+            scores.
+
+    Returns:
+        (B, 1, heads, D).
+    """
+    rows = query.unflatten(1, (key.shape[1], -1)).squeeze(3)
+    if mask is not None:
+        mask = mask.expand(-1, -1, rows.shape[2], -1)
+    out = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scaling)
+    return out.flatten(1, 2)[:, None]
+
+
 def tree_attention_forward(
     module: nn.Module,
     query: Tensor,
@@ -217,6 +241,9 @@ def tree_attention_forward(
 ) -> tuple[Tensor, None]:
     """transformers' attention signature. Without a `layout` (rollouts, padded batches) it is plain sdpa."""
     if layout is None:
+        plain = dropout == 0 and all(kwargs.get(name) is None for name in _UNSUPPORTED)
+        if query.shape[2] == 1 and query.device.type == "cpu" and plain:
+            return _one_query(query, key, value, attention_mask, scaling), None
         return sdpa_attention_forward(
             module,
             query,

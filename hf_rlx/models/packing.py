@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_rlx.models.attention import TreeLayout
+from hf_rlx.models.cpu_attention import Segment
 from hf_rlx.types import Group
 
 
@@ -77,6 +78,7 @@ def pack_groups(groups: Sequence[Group], device: torch.device | str = "cpu") -> 
     slots: list[Tensor] = []
     predict: list[Tensor] = []
     last: list[int] = []
+    segments: list[Segment] = []
     offset, response = 0, 0
     for index, group in enumerate(groups):
         prompt_length = group.prompt_ids.numel()
@@ -85,6 +87,7 @@ def pack_groups(groups: Sequence[Group], device: torch.device | str = "cpu") -> 
         slots.append(index * longest_prompt + torch.arange(prompt_length))
         prompt_end = offset + prompt_length - 1
         offset += prompt_length
+        ranges = []
         for ids in group.response_ids:
             steps = torch.arange(ids.numel())
             pieces.append(ids)
@@ -95,8 +98,11 @@ def pack_groups(groups: Sequence[Group], device: torch.device | str = "cpu") -> 
                 before[0] = prompt_end
             predict.append(before)
             last.append(offset + ids.numel() - 1 if ids.numel() else prompt_end)
+            if ids.numel():
+                ranges.append((offset, offset + ids.numel()))
             offset += ids.numel()
             response += 1
+        segments.append(Segment((prompt_end + 1 - prompt_length, prompt_end + 1), tuple(ranges)))
 
     slot_of_token = torch.cat(slots)
     num_slots = first_response_slot + num_responses * longest
@@ -114,6 +120,7 @@ def pack_groups(groups: Sequence[Group], device: torch.device | str = "cpu") -> 
         group_of_response=torch.tensor([i for i, g in enumerate(groups) for _ in g.response_ids], device=device),
         prompt_lengths=torch.tensor([g.prompt_ids.numel() for g in groups], device=device),
         uniform_responses=counts.pop() if len(counts) == 1 else None,
+        segments=tuple(segments),
     )
     return Batch(
         input_ids=torch.cat(pieces)[None].to(device),

@@ -104,7 +104,7 @@ class Job:
         self.deaths += call.deaths
         if error is None:
             self._file(call, value)
-        elif len(rows) == 1 or isinstance(error, RewardTimeoutError):
+        elif len(rows) == 1 or isinstance(error, RewardTimeoutError) or getattr(error, "stops_run", False):
             self._lose(rows, error)
         return error
 
@@ -118,7 +118,8 @@ class Job:
         if not rows:
             message += "; this was for all completions of the prompt in one call, and for none of them alone"
         fault = told(message + self.func.where(self.lists, rows[0] if rows else 0))
-        if not self.skip or not isinstance(error, Exception):  # KeyboardInterrupt and SystemExit always stop
+        # KeyboardInterrupt and SystemExit always stop, and so does a verifier that says that it is broken.
+        if not self.skip or not isinstance(error, Exception) or getattr(error, "stops_run", False):
             raise fault from error
         fault.__cause__ = error
         self.faults.append(_Fault(rows, kind or type(error).__name__, fault))

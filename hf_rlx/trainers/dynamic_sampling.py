@@ -10,7 +10,7 @@ from accelerate.utils import gather_object
 from hf_rlx.rollout.collect import Collected
 from hf_rlx.rollout.scoring import ScoreResult
 
-COUNTS = ("abstained", "errors", "timeouts", "unscored")  # metrics of the scorer that add up
+COUNTS = ("abstained", "errors", "timeouts", "unscored", "infra")  # metrics of the scorer that add up
 
 if TYPE_CHECKING:
     from hf_rlx.trainers.online import OnlineTrainer

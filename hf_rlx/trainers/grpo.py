@@ -56,7 +56,7 @@ from hf_rlx.trainers.observe import record_clips, record_update
 from hf_rlx.trainers.online import OnlineTrainer
 from hf_rlx.trainers.online_config import OnlineConfig
 from hf_rlx.trainers.presets import PRESETS
-from hf_rlx.trainers.steps import StepReward, score_steps, token_advantages
+from hf_rlx.trainers.steps import StepReward, StepScorer, token_advantages
 from hf_rlx.trainers.windows import MiniBatch
 from hf_rlx.types import Rollout
 
@@ -248,7 +248,6 @@ class GRPOTrainer(OnlineTrainer):
                 raise ValueError(f"{name} is not carried by hf_rlx; {_ELSEWHERE}")
         if reward_funcs is None:
             raise ValueError("reward_funcs is missing: a function (prompts, completions, **columns) -> list of floats")
-        self.step_reward_funcs = step_reward_funcs or []
         args = GRPOConfig("grpo_output") if args is None else args
         logger.info(args.recipe)
         super().__init__(
@@ -263,6 +262,14 @@ class GRPOTrainer(OnlineTrainer):
             optimizers=optimizers,
             quantization_config=quantization_config,
             peft_config=peft_config,
+        )
+        self.step_scorer = StepScorer(
+            step_reward_funcs or [],
+            timeout=args.reward_timeout,
+            on_error=args.on_reward_error,
+            max_failures=args.max_reward_failures,
+            isolate=args.isolate_rewards,
+            taken=self.scorer.names,
         )
 
     def compute_advantages(self, rollouts: list[Rollout]) -> None:
@@ -285,12 +292,16 @@ class GRPOTrainer(OnlineTrainer):
             everyone = self._on_all_processes(total) if scale == "batch" else total
             result = grpo_advantages(everyone, kind, args.advantage_eps, args.keep_zero_variance)
         first = self.accelerator.process_index * len(rollouts) if len(result.keep) > len(rollouts) else 0
-        steps = [score_steps(f, rollouts, self.metrics["train"], self.state) for f in self.step_reward_funcs]
+        scored = self.step_scorer.score(rollouts, self.metrics["train"], self.state)
+        if scored.found:
+            self.scorer.unscored = 0  # steps are a signal too
+        if scored.extra:
+            scored.add_columns(self._scores.extra)
         for index, rollout in enumerate(rollouts):
             rollout.advantages = result.advantages[first + index].float()
             rollout.keep = result.keep[first + index].clone()
-            if steps:
-                extra = token_advantages([s[index] for s in steps], rollout, self.tokenizer, args.advantage_eps)
+            if scored.steps:
+                extra = token_advantages([s[index] for s in scored.steps], rollout, self.tokenizer, args.advantage_eps)
                 rollout.advantages = rollout.advantages[:, None] + extra
                 rollout.keep |= (extra != 0).any(dim=1)
             if args.mask_truncated_completions:

@@ -107,6 +107,9 @@ class OnlineTrainer(BaseTrainer):
             weights=args.reward_weights,
             timeout=args.reward_timeout,
             on_error=args.on_reward_error,
+            max_failures=args.max_reward_failures,
+            max_unscored=args.max_unscored_rollouts,
+            isolate=args.isolate_rewards,
             reward_processing_classes=reward_processing_classes,
             trainer_state=self.state,
             model_init_kwargs=args.model_init_kwargs,
@@ -233,6 +236,7 @@ class OnlineTrainer(BaseTrainer):
             warn_of_lost_signal(collected, self.state.global_step)
             if self.args.dynamic_sampling:
                 collected = replace_flat_groups(self, collected)
+            self.scorer.note_rollout(collected.scores.total)
         except Exception as error:
             fault = error
         raise_together(fault)
@@ -335,6 +339,7 @@ class OnlineTrainer(BaseTrainer):
             "halved": self.halving.on,
             "last_group": self._last_group and [self._last_group.prompt_ids, list(self._last_group.response_ids)],
             "tables": self.tables.state_dict(),
+            "scorer": self.scorer.state_dict(),
         }
 
     def load_run_state(self, state: dict[str, Any]) -> None:
@@ -350,6 +355,7 @@ class OnlineTrainer(BaseTrainer):
             prompt, responses = state["last_group"]
             self._last_group = Group(prompt, tuple(responses))
         self.tables.load_state_dict(state["tables"])
+        self.scorer.load_state_dict(state["scorer"])
 
     def run_facts(self) -> dict[str, Any]:
         """See `BaseTrainer`."""

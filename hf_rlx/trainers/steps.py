@@ -163,17 +163,6 @@ def _record(store: MetricStore, metrics: dict[str, float]) -> None:
         store.add(name, number, reduce="sum" if name.rsplit("/", 1)[-1] in COUNTS else "mean")
 
 
-def score_steps(
-    function: StepReward, rollouts: Sequence[Rollout], store: MetricStore | None = None, trainer_state: Any = None
-) -> list[list[Steps]]:
-    """The steps of one function, see `StepScorer.score`."""
-    scorer = StepScorer(function)
-    try:
-        return scorer.score(rollouts, store, trainer_state).steps[0]
-    finally:
-        scorer.close()
-
-
 def token_advantages(
     parts: Sequence[list[Steps]], rollout: Rollout, tokenizer: PreTrainedTokenizerBase, eps: float
 ) -> Tensor:

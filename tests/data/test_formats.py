@@ -135,8 +135,7 @@ def test_the_datasets_of_a_trainer():
         check_all_prompts([{"prompt": "x" * 201}], None, room=10)
     with pytest.raises(ValueError, match="eval_dataset b: row 1 has the prompt None"):
         check_all_prompts(None, {"a": [{"prompt": "x"}], "b": [{"prompt": "x"}, {"prompt": None}]})
-    with pytest.raises(ValueError, match="max_completion_length leaves no room for a prompt"):
-        check_all_prompts([{"prompt": "x"}], None, room=0)
+    check_all_prompts([{"prompt": "x"}], None, room=0)  # not the prompt's fault
 
 
 @pytest.mark.parametrize("wrap", [Dataset.from_list, list])

@@ -164,8 +164,10 @@ def test_fewer_rows_than_a_rollout(tmp_path):
 
 
 def test_a_context_that_holds_no_prompt(tmp_path):
-    with pytest.raises(ValueError, match="max_completion_length leaves no room for a prompt in the model's context"):
-        make(tmp_path, args=config(tmp_path, max_completion_length=64))
+    with pytest.raises(
+        ValueError, match="leaves no room for 64 new ones in the model's context; shorten it or lower max_"
+    ):
+        make(tmp_path, args=config(tmp_path, max_completion_length=64)).train()
 
 
 @pytest.mark.parametrize("place", ["train_dataset", "eval_dataset"])

@@ -319,3 +319,17 @@ def test_components_that_cancel_are_told(tmp_path, caplog):
     trainer.train()
     assert "the components cancel, and nothing is learned (more, less)" in caplog.text
     assert trainer.state.log_history[0]["frac_reward_zero_std"] == 1.0
+
+
+def test_a_broken_verifier_stops_the_run_under_skip(tmp_path):
+    """An error with `stops_run` says that no reward can be trusted: the limit on failures does not apply."""
+
+    class BrokenError(RuntimeError):
+        stops_run = True
+
+    def reward(completions, **_):
+        raise BrokenError("the canary passed")
+
+    trainer = scripted(config(tmp_path, on_reward_error="skip", max_reward_failures=1.0), reward)
+    with pytest.raises(RewardError, match="the canary passed"):
+        trainer.train()

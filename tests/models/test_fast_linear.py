@@ -91,7 +91,7 @@ def base_output(peft, x):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"use_dora": True}, {"lora_dropout": 0.5}, {"lora_bias": True}, {"use_rslora": True}],
+    [{"use_dora": True}, {"lora_dropout": 0.5}, {"lora_bias": True, "target_modules": ["up"]}, {"use_rslora": True}],
     ids=lambda c: next(iter(c)),
 )
 def test_other_adapters(changes):

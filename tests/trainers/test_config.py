@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from hf_rlx.trainers.settings import public_args
 from hf_rlx.trainers.config import REMOVED_FIELDS
 from hf_rlx.trainers.grpo import PRESETS, GRPOConfig, GRPOTrainer
 from hf_rlx.trainers.online_config import OnlineConfig
+from hf_rlx.trainers.settings import public_args
 from tests.trainers.tools import config, scripted
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hf_rlx.functional import AdaptiveKLController
+from hf_rlx.rollout.reward_models import RewardError
 from hf_rlx.trainers.grpo import GRPOTrainer
 from hf_rlx.types import Completion, Rollout
 from tests.trainers.tools import KeepGradients, ScriptedSampler, Watched, config, digest, relative_gap, scripted
@@ -309,13 +310,13 @@ def test_step_rewards_train(tmp_path):
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        (lambda prompts, completions, **_: [[]], "returned 1 lists for 4 completions"),
-        (lambda prompts, completions, **_: [[(99, 1.0)]] * len(completions), "a step ends outside its text"),
+        (lambda prompts, completions, **_: [[]], "returned 1 step lists; expected 4"),
+        (lambda prompts, completions, **_: [[(99, 1.0)]] * len(completions), "a step that ends outside its text"),
     ],
 )
 def test_step_rewards_that_do_not_fit_are_refused(tmp_path, steps, message):
     trainer = scripted(config(tmp_path), step_reward_funcs=[steps])
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(RewardError, match=message):
         trainer.train()
 
 

@@ -1,0 +1,288 @@
+"""The program inside a box. It arrives as compiled code, imports the standard library only, and trusts its parent.
+
+It says "ready", waits for one job and does it, under limits that it puts on itself before any foreign code runs:
+
+    call      run the code as a module, then answer calls of its functions, one at a time
+    program   run the code as `__main__` with a given standard input; the exit code tells how it ended
+    tests     run test code in which the candidate's functions are stand-ins that ask the parent
+    exec      write files, then become another program
+
+Frames from the parent are 4 bytes of length and marshal. Lines to the parent are JSON: exact types only, a closed
+vocabulary, and the random id that the parent sent last. Nothing secret is in this process: no expected value, no
+environment, no file of the host.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import resource
+import sys
+
+_REPLY = 3
+_DEPTH, _BITS, _SIZE = 40, 4000, 1 << 20
+_exit, _write, _read, _loads = os._exit, os.write, os.read, marshal.loads
+
+
+class _Refused(Exception):
+    """A value outside of the vocabulary or its limits."""
+
+
+def _encoder():
+    """`encode(value) -> str`; every builtin that it needs is bound here, so candidates that patch some do no harm."""
+    kind, text, number, join = type, str, float.__repr__, "".join
+    none, yes, whole, real, string = type(None), bool, int, float, str
+    array, fixed, unique, mapping = list, tuple, set, dict
+    is_sub, refused, depth_limit, bits, size = issubclass, _Refused, _DEPTH, _BITS, _SIZE
+    from _json import encode_basestring_ascii as quote
+
+    def plain(value):
+        """NumPy's scalars and subclasses of builtins as what they hold; their own methods are not asked."""
+        cls = kind(value)
+        if cls.__module__ == "numpy" and callable(getattr(cls, "item", None)):
+            return cls.item(value)
+        for base in (whole, real, string, array, fixed, unique, mapping):
+            if is_sub(cls, base):
+                return base.__new__(base) if base is unique and not value else _CONVERT[base](value)
+        raise refused(cls.__name__)
+
+    def encode(value, depth=0, left=None):
+        left = [size] if left is None else left
+        left[0] -= 8
+        if depth > depth_limit or left[0] < 0:
+            raise refused("too deep or too large")
+        cls = kind(value)
+        if value is None:
+            return "null"
+        if cls is yes:
+            return "true" if value else "false"
+        if cls is whole:
+            if value.bit_length() > bits:
+                raise refused("an integer of too many bits")
+            return text(value)
+        if cls is real:
+            if value != value:
+                raise refused("NaN")
+            return number(value) if value - value == 0 else '{"f":"%s"}' % ("inf" if value > 0 else "-inf")
+        if cls is string:
+            left[0] -= len(value)
+            if left[0] < 0:
+                raise refused("too large")
+            return quote(value)
+        if cls is array:
+            return "[" + join_all(value, depth, left) + "]"
+        for base, key in ((fixed, "t"), (unique, "s")):
+            if cls is base:
+                return '{"' + key + '":[' + join_all(value, depth, left) + "]}"
+        if cls is mapping:
+            pairs = [fixed(pair) for pair in mapping.items(value)]
+            body = ",".join(["[" + join_all(pair, depth + 1, left) + "]" for pair in pairs])
+            return '{"d":[' + body + "]}"
+        if depth == 0 or cls not in _EXACT:
+            return encode(plain(value), depth + 1, left)
+        raise refused(cls.__name__)
+
+    def join_all(values, depth, left):
+        return ",".join([encode(value, depth + 1, left) for value in values])
+
+    del join
+    return encode
+
+
+_EXACT = frozenset([type(None), bool, int, float, str, list, tuple, set, dict])
+_CONVERT = {
+    int: int.__int__,
+    float: float.__float__,
+    str: str.__str__,
+    list: lambda v: [*list.__iter__(v)],
+    tuple: lambda v: (*tuple.__iter__(v),),
+    set: lambda v: {*set.__iter__(v)},
+    dict: lambda v: dict(dict.items(v)),
+}
+_encode = _encoder()
+
+
+def _receive(control: int):
+    """The next frame, or the end of this process when the parent is gone."""
+    data = b""
+    while len(data) < 4:
+        data += _some(control, 4 - len(data))
+    wanted = int.from_bytes(data, "big")
+    parts, got = [], 0
+    while got < wanted:
+        part = _some(control, min(1 << 20, wanted - got))
+        parts.append(part)
+        got += len(part)
+    return _loads(b"".join(parts))
+
+
+def _some(control: int, size: int) -> bytes:
+    data = _read(control, size)
+    if not data:
+        _exit(121)
+    return data
+
+
+def _reply(text: str) -> None:
+    data = text.encode() + b"\n"
+    while data:
+        data = data[_write(_REPLY, data) :]
+
+
+def _fault(ident: str, error: BaseException) -> str:
+    return '{"id":"%s","e":%s}' % (ident, _encode(type(error).__name__[:80]))
+
+
+def _limit(limits: dict[str, int]) -> None:
+    """Soft and hard limits at once, so that a process over one is killed and cannot raise it."""
+    for name, value in limits.items():
+        kind = getattr(resource, name)
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, value))
+
+
+def _files(stdin: bytes | None, quiet: bool) -> None:
+    """Standard input from a file that has no name any more, or empty; output to nowhere when `quiet`."""
+    if stdin:
+        path = os.path.join(os.environ.get("TMPDIR", "/tmp"), ".input")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        os.unlink(path)
+        data = memoryview(stdin)
+        while data:
+            data = data[os.write(descriptor, data) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        os.dup2(descriptor, 0)
+        os.close(descriptor)
+    if quiet:
+        nowhere = os.open("/dev/null", os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+
+
+def _module(name: str) -> dict:
+    """The names of a new module that is registered, as dataclasses and pickle need it to be."""
+    module = type(sys)(name)
+    sys.modules[name] = module
+    module.__dict__["__builtins__"] = __builtins__
+    return module.__dict__
+
+
+def _interactive_names() -> None:
+    """`exit` and `quit`, which an interpreter without `site` lacks."""
+    import _sitebuiltins
+    import builtins
+
+    builtins.exit = _sitebuiltins.Quitter("exit", "Ctrl-D")
+    builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D")
+
+
+def _look_up(names: dict, name: str):
+    """A function, or a method of a new instance for `Class.method`."""
+    first, _, method = name.partition(".")
+    found = names[first]
+    return getattr(found(), method) if method else found
+
+
+def _serve(control: int, job: dict) -> None:
+    names, ident = _module("solution"), job["id"]
+    try:
+        exec(compile(job["code"], "<solution>", "exec", dont_inherit=True), names)
+        _reply('{"id":"%s","v":null}' % ident)
+        while True:
+            ident, name, args, kwargs = _receive(control)
+            value = _look_up(names, name)(*args, **kwargs)
+            _reply('{"id":"%s","v":%s}' % (ident, _encode(value)))
+            del value
+    except BaseException as error:
+        _reply(_fault(ident, error))
+    _exit(0)
+
+
+class _Raised(Exception):
+    """The candidate raised something that tests cannot catch by name."""
+
+
+def _stand_in(control: int, name: str, state: dict):
+    """A function of the candidate: its calls go to the parent, and what it returns comes from there."""
+    import builtins
+
+    def ask(*args, **kwargs):
+        _reply('{"id":"%s","fn":%s,"a":%s,"k":%s}' % (state["id"], _encode(name), _encode(list(args)), _encode(kwargs)))
+        state["id"], fine, value = _receive(control)
+        if fine:
+            return value
+        kind = getattr(builtins, value, _Raised)
+        state["raised"] = kind(value) if isinstance(kind, type) and issubclass(kind, Exception) else _Raised(value)
+        raise state["raised"]
+
+    ask.__name__ = name
+    return ask
+
+
+def _test(control: int, job: dict) -> None:
+    """Run setup, tests and, where there is an entry point, `check(candidate)`; answer with how it ended."""
+    names, state = _module("tests"), {"id": job["id"], "raised": None}
+    try:
+        exec(compile(job["setup"], "<setup>", "exec", dont_inherit=True), names)
+        for name in job["stand_ins"]:
+            names[name] = _stand_in(control, name, state)
+        for source in job["tests"]:
+            exec(compile(source, "<tests>", "exec", dont_inherit=True), names)
+        if job["entry_point"]:
+            names["check"](names[job["entry_point"]])
+    except AssertionError:
+        answer = '"failed"'
+    except BaseException as error:
+        # A name that the tests themselves lack is the tests' fault; what a wrong value does to them is not.
+        broken = error is not state["raised"] and isinstance(error, NameError | SyntaxError | ImportError)
+        answer = _encode(("broken:" if broken else "raised:") + type(error).__name__ + ": " + str(error)[:200])
+    else:
+        answer = '"passed"'
+    _reply('{"id":"%s","v":%s}' % (state["id"], answer))
+    _exit(0)
+
+
+def _become(job: dict) -> None:
+    for name, content in job["files"].items():
+        with open(name, "w", encoding="utf-8") as file:
+            file.write(content)
+    os.execve(job["argv"][0], job["argv"], {**os.environ, **job["env"]})
+
+
+def main() -> None:
+    """Be ready, take one job, do it."""
+    control = os.dup(0)
+    os.set_inheritable(_REPLY, False)
+    nowhere = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(nowhere, 0)
+    os.close(nowhere)
+    _interactive_names()
+    _write(_REPLY, b"ready\n")
+    job = _receive(control)
+    mode = job["mode"]
+    if "cwd" in job:
+        os.chdir(job["cwd"])
+    _limit(job["limits"])
+    if mode == "exec":
+        os.close(control)
+        _become(job)
+    sys.path[:] = job["path"]
+    _files(job.get("stdin"), quiet=mode != "program")
+    if mode == "call":
+        _serve(control, job)
+    elif mode == "tests":
+        _test(control, job)
+    os.close(control)
+    os.close(_REPLY)
+    sys.argv = ["solution.py"]
+    exec(compile(job["code"], "<solution>", "exec", dont_inherit=True), _module("__main__"))
+
+
+if __name__ == "__main__":
+    main()
