@@ -8,7 +8,7 @@
     python examples/benchmarks/grpo.py --dtype bfloat16  # ours with a bfloat16 base beside float32
 
 SmolLM2-135M, 4 prompts of `needle_haystack` with one solved example, 8 completions of at most 96 tokens, LoRA (r=16,
-all linear layers), beta 0.04, no activation checkpointing. Every side runs in a process of its own, so its peak memory
+all linear layers), beta 0.04, activations kept (`--checkpointing` recomputes them on both sides). Every side runs in a process of its own, so its peak memory
 is its own; the first step is a warm-up, the next ones count (median). Rewards:
 
 - "all": a hash of the text, so every group has a signal;
@@ -127,7 +127,7 @@ def settings(args: argparse.Namespace, folder: str) -> dict[str, Any]:
         "beta": 0.04,
         "loss_type": "grpo",
         "temperature": 1.0,
-        "gradient_checkpointing": False,
+        "gradient_checkpointing": args.checkpointing,
         "bf16": False,
         "use_cpu": True,
         "shuffle_dataset": False,
@@ -273,6 +273,7 @@ def measure(side: str, args: argparse.Namespace, **changes: Any) -> dict[str, An
         )
         command = [sys.executable, __file__]
         command += [f"--{name.replace('_', '-')}={options[name]}" for name in names]
+        command += ["--checkpointing"] * options["checkpointing"]
         environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -461,6 +462,7 @@ def main() -> None:
     parser.add_argument("--sides", default="ours,trl", help='"ours" leaves TRL out')
     parser.add_argument("--signals", default=",".join(SIGNALS), type=lambda text: text.split(","))
     parser.add_argument("--trl-result", help="JSON file that keeps TRL's figures from one call to the next")
+    parser.add_argument("--checkpointing", action="store_true", help="recompute activations on both sides")
     parser.add_argument("--growth", action="store_true")
     parser.add_argument("--vocabulary", action="store_true")
     parser.add_argument("--scorer", action="store_true")

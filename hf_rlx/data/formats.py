@@ -146,10 +146,12 @@ def _characters(prompt: str | list[dict[str, Any]]) -> int:
 
 
 def _prompts_of(dataset: Any) -> Iterator[Any]:
-    if hasattr(dataset, "column_names"):
-        yield from dataset["prompt"]
-    else:
+    if not hasattr(dataset, "select_columns"):
         yield from (row.get("prompt") for row in dataset)
+        return
+    column = dataset.select_columns(["prompt"])
+    for start in range(0, len(column), 1000):  # row by row takes ten times as long
+        yield from column[start : start + 1000]["prompt"]
 
 
 @contextmanager

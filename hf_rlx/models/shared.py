@@ -296,11 +296,8 @@ class SharedModel(nn.Module):
         self.roles[name] = Role(adapter, name if head else None)
 
     def prepare_reference(self) -> str:
-        """Make the role `reference` from the policy as it is now; call it before the optimizer is built.
-
-        Returns:
-            how: `"adapters_off"`, `"adapter_copy"` or `"model_copy"`; see `models/reference.py`.
-        """
+        """Make the role `reference` from the policy as it is now; call it before the optimizer is built. Returns how:
+        `"adapters_off"`, `"adapter_copy"` or `"model_copy"`; see `models/reference.py`."""
         return reference.prepare(self)
 
     def sync_reference(self, alpha: float) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from hf_rlx.data.special_tokens import encode_messages
+
 
 class ModelReward:
     """A sequence classifier as a reward function: one float32 score per completion.
@@ -101,7 +103,9 @@ class ModelReward:
                 raise ValueError(f"{self.__name__!r} cannot score conversations: its tokenizer has no chat template")
             answer = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
             messages = [*prompt, *answer]
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, **self.chat_template_kwargs)
+            # A policy that writes `<|im_end|>` in letters must not end its turn here.
+            encoded = encode_messages(messages, self.tokenizer, "split", **self.chat_template_kwargs)
+            return encoded.ids[-self.max_length :]
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids[-self.max_length :]
 

@@ -10,7 +10,9 @@ from typing import Any, Protocol
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from hf_rlx.data.tokenize import encode_prompt
+from hf_rlx.data.formats import PromptError
+from hf_rlx.data.special_tokens import SpecialTokens
+from hf_rlx.data.tokenize import EncodedPrompt, encode_prompt
 from hf_rlx.rollout.generate import OnGroup, OnStep
 from hf_rlx.rollout.sampling import SamplingParams
 from hf_rlx.rollout.scoring import RewardScorer, ScoreRequest, ScoreResult
@@ -66,7 +68,7 @@ class Collected:
 
     rollouts: P of them, in the order of the rows. scores: what the scorers said, rows in the same order.
     generation_seconds, waiting_seconds: time spent generating, and then waiting for scorers that were not done.
-    tokens: sampled.
+    tokens: sampled. neutralised: special tokens inside messages that became plain text.
     """
 
     rollouts: list[Rollout]
@@ -74,6 +76,7 @@ class Collected:
     generation_seconds: float
     waiting_seconds: float
     tokens: int
+    neutralised: int = 0
 
 
 def collect(
@@ -85,6 +88,7 @@ def collect(
     num_generations: int,
     *,
     chat_template_kwargs: dict[str, Any] | None = None,
+    special_tokens: SpecialTokens = "split",
     max_prompt_tokens: int | None = None,
     progress: bool = False,
     description: str = "rollout",
@@ -96,25 +100,17 @@ def collect(
         rows: dataset rows; `prompt` is text or messages, every other column goes to the reward functions.
         sampler, scorer, tokenizer, params: the parts.
         chat_template_kwargs: for the template; a row's own `chat_template_kwargs` column wins.
+        special_tokens: what becomes of special tokens inside messages, see `encode_messages`.
         max_prompt_tokens: refuse longer prompts.
         progress: show a bar: completions done, tokens a second; then once a second how many prompts wait for rewards.
         poll: called after every decoding step and while scorers are waited for; may raise to end the rollout.
 
     Raises:
-        ValueError: a prompt is malformed or longer than `max_prompt_tokens`.
+        PromptError: a prompt is malformed or longer than `max_prompt_tokens`.
         RewardError: from the reward functions, see `RewardScorer`.
     """
-    shared_kwargs = chat_template_kwargs or {}
-    prompts = [
-        encode_prompt(row["prompt"], tokenizer, {**shared_kwargs, **(row.get("chat_template_kwargs") or {})})
-        for row in rows
-    ]
-    for prompt in prompts:
-        if max_prompt_tokens is not None and len(prompt.ids) > max_prompt_tokens:
-            raise ValueError(
-                f"a prompt of {len(prompt.ids)} tokens leaves no room for {params.max_completion_length} new ones in "
-                f"the model's context; shorten it or lower max_completion_length: {prompt.text[:80]!r}..."
-            )
+    prompts = _encoded(rows, tokenizer, chat_template_kwargs or {}, special_tokens)
+    _check_lengths(rows, prompts, max_prompt_tokens, params)
     poll = poll or (lambda: None)
     submitted: list[int] = []
     shown = _Progress(len(rows) * num_generations, description, disable=not progress)
@@ -157,7 +153,34 @@ def collect(
                 total=scores.total[span],
             )
         )
-    return Collected(rollouts, scores, generated - shown.start, finished - generated, shown.tokens)
+    neutralised = sum(p.neutralised for p in prompts)
+    return Collected(
+        rollouts, scores, generated - shown.start, finished - generated, shown.tokens, neutralised
+    )
+
+
+def _encoded(
+    rows: Sequence[dict[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    kwargs: dict[str, Any],
+    special_tokens: SpecialTokens,
+) -> list[EncodedPrompt]:
+    return [
+        encode_prompt(row["prompt"], tokenizer, {**kwargs, **(row.get("chat_template_kwargs") or {})}, special_tokens)
+        for row in rows
+    ]
+
+
+def _check_lengths(
+    rows: Sequence[dict[str, Any]], prompts: list[EncodedPrompt], most: int | None, params: SamplingParams
+) -> None:
+    for row, prompt in zip(rows, prompts, strict=True):
+        if most is not None and len(prompt.ids) > most:
+            raise PromptError(
+                f"a prompt of {len(prompt.ids)} tokens leaves no room for {params.max_completion_length} new ones in "
+                f"the model's context; shorten it or lower max_completion_length: {prompt.text[:80]!r}...",
+                row["prompt"],
+            )
 
 
 def score_request(prompt: Any, completions: list[Completion], columns: dict[str, Any]) -> ScoreRequest:

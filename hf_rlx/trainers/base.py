@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from hf_rlx.models.plan import ForwardPlan
 from hf_rlx.models.roles import POLICY
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.persistence import random_states
-from hf_rlx.trainers import checkpointing
+from hf_rlx.trainers import checkpointing, push
+from hf_rlx.trainers.checks import check_arguments
 from hf_rlx.trainers.config import BaseConfig
 from hf_rlx.trainers.health import GradientGuard, check_weights
 from hf_rlx.trainers.keeper import RunKeeper
@@ -95,6 +97,7 @@ class BaseTrainer(Trainer):
         peft_config: PeftConfig | None = None,
         **kwargs: Any,
     ) -> None:
+        check_arguments(model, args, BaseConfig, processing_class, peft_config)
         if args.n_gpu > 1:
             raise ValueError(
                 f"{args.n_gpu} GPUs are visible without a launcher, and DataParallel breaks generation and adapters; "
@@ -269,6 +272,47 @@ class BaseTrainer(Trainer):
         """Put the weights of a checkpoint back into the roles that this trainer has."""
         storage.load_into(self.shared, Path(resume_from_checkpoint))
         checkpointing.load_weights(self, Path(resume_from_checkpoint))
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        include: Sequence[str] = (),
+        **facts: Any,
+    ) -> Any:
+        """Save the model and upload it to `hub_model_id`: weights, configuration, tokenizer, card and plot.
+
+        Args:
+            commit_message, blocking, token, revision, private: as in `transformers.Trainer`.
+            include: patterns of further files below `output_dir`, e.g. `"completions/*"`; not uploaded otherwise.
+            facts: fields of `RunFacts` for the card, e.g. `license`; without them a card that is there stays.
+
+        Raises:
+            SecretFoundError: a file of the upload holds a secret; nothing was uploaded.
+        """
+        return push.push_model(self, commit_message, blocking, token, revision, private, include, facts)
+
+    def create_model_card(self, **facts: Any) -> None:  # type: ignore[override]
+        """Write the card into `output_dir`, from what the trainer knows and `facts` (fields of `RunFacts`)."""
+        if self.is_world_process_zero():
+            push.plain_card(self, **facts)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        push.push_checkpoint(self, Path(checkpoint_folder))
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Not carried.
+
+        Raises:
+            NotImplementedError: always; it names what to call.
+        """
+        raise NotImplementedError(
+            "predict() has no meaning here: evaluate(eval_dataset=...) samples, scores and reports with intervals; "
+            "completions alone come from trainer.shared.generate(...)"
+        )
 
     def _load_best_model(self) -> None:
         if self.state.best_model_checkpoint is not None:

@@ -128,6 +128,12 @@ _TABLE: dict[str, Difference] = {
         "one denominator: the split changes nothing, and the coefficient means the same beside the policy term",
         "test_the_entropy_bonus_is_averaged_as_the_loss",
     ),
+    "special tokens in messages": _behaviour(
+        "special tokens written in a message act as tokens",
+        "they are split into ordinary text and counted; special_tokens_in_messages says otherwise",
+        "a dataset row could end the user's turn and speak as the assistant",
+        "test_special_tokens_in_messages_are_text",
+    ),
     "dropout": _behaviour(
         "disable_dropout reaches nn.Dropout modules",
         "it reaches attention dropout and adapters too",

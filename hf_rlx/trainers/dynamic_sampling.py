@@ -45,6 +45,7 @@ def replace_flat_groups(trainer: OnlineTrainer, collected: Collected) -> Collect
     """
     rollouts = list(collected.rollouts)
     generation, waiting, tokens = collected.generation_seconds, collected.waiting_seconds, collected.tokens
+    neutralised = collected.neutralised
     metrics = trainer.metrics["train"]
     metrics.add("dynamic_sampling/first_round_flat", sum(not has_signal(r.total) for r in rollouts) / len(rollouts))
     rounds = 0
@@ -63,8 +64,9 @@ def replace_flat_groups(trainer: OnlineTrainer, collected: Collected) -> Collect
         generation += fresh.generation_seconds
         waiting += fresh.waiting_seconds
         tokens += fresh.tokens
+        neutralised += fresh.neutralised
     metrics.add("dynamic_sampling/rounds", rounds)
-    return Collected(rollouts, collected.scores, generation, waiting, tokens)
+    return Collected(rollouts, collected.scores, generation, waiting, tokens, neutralised)
 
 
 def _most(trainer: OnlineTrainer, count: int) -> int:

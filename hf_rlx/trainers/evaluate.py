@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.utils import gather_object
 
+from hf_rlx.data.formats import check_prompts, naming_rows
 from hf_rlx.functional import wilson_interval
 from hf_rlx.rollout.collect import Collected, collect, mark_weights
 from hf_rlx.trainers.metrics import MetricStore
@@ -36,9 +37,12 @@ def evaluate_rollouts(trainer: OnlineTrainer, eval_dataset: Any, prefix: str) ->
     if isinstance(dataset, dict):
         parts = [evaluate_rollouts(trainer, part, f"{prefix}_{name}") for name, part in dataset.items()]
         return {name: value for part in parts for name, value in part.items()}
+    if eval_dataset is not None:
+        check_prompts(dataset, "eval_dataset")
     start = time.perf_counter()
     mark_weights(trainer.sampler, trainer.state.global_step)
-    collected = _collect_share(trainer, dataset)
+    with naming_rows(dataset, "eval_dataset"):
+        collected = _collect_share(trainer, dataset)
     store = MetricStore()
     for part in collected:
         record_rewards(store, part.rollouts, part.scores.names, part.scores.metrics)
@@ -81,6 +85,7 @@ def _collect_share(trainer: OnlineTrainer, dataset: Any) -> list[Collected]:
                 args.sampling_params(seed=start, temperature=temperature),
                 per_prompt,
                 chat_template_kwargs=args.chat_template_kwargs,
+                special_tokens=args.special_tokens_in_messages,
                 max_prompt_tokens=trainer.room_for_prompt(),
                 progress=not args.disable_tqdm and trainer.is_world_process_zero(),
                 description=f"evaluation {start}/{len(indices)}",

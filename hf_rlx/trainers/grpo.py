@@ -21,6 +21,7 @@ averaging (`loss_type`); `GRPOConfig.preset(name)` sets a published recipe in on
 | kl/max_log_ratio | nats | largest log-ratio to the reference |
 | beta, entropy | -, nats | weight of the KL; mean entropy of the sampling distribution |
 | clip_ratio/low_mean, high_mean, low_min, high_max, region_mean | share | tokens whose gradient the clip cut |
+| prompts/special_tokens_neutralised | count | special tokens inside messages that became plain text |
 | completions/mean_length, ..., clipped_ratio | tokens, share | lengths; completions that the limit cut |
 | sampling/sampling_logp_difference/mean, /max | nats | sampler against trainer at the same weights |
 | rollout/tokens_per_second, update/tokens_per_second | 1/s | throughput |
@@ -50,6 +51,7 @@ from hf_rlx.functional import (
     rloo_advantages,
 )
 from hf_rlx.models.roles import POLICY, REFERENCE
+from hf_rlx.trainers.checks import check_arguments
 from hf_rlx.trainers.config import described, strict
 from hf_rlx.trainers.dynamic_sampling import flatten_noise
 from hf_rlx.trainers.observe import record_clips, record_update
@@ -249,6 +251,7 @@ class GRPOTrainer(OnlineTrainer):
         if reward_funcs is None:
             raise ValueError("reward_funcs is missing: a function (prompts, completions, **columns) -> list of floats")
         args = GRPOConfig("grpo_output") if args is None else args
+        check_arguments(model, args, GRPOConfig, processing_class, peft_config)
         logger.info(args.recipe)
         super().__init__(
             model,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from hf_rlx.functional import GrpoLossOutput
     from hf_rlx.trainers.online import OnlineTrainer
     from hf_rlx.trainers.windows import MiniBatch
-
-logger = logging.getLogger(__name__)
 
 
 class UpdateBar:
@@ -50,6 +47,7 @@ def record_rollouts(trainer: OnlineTrainer, collected: Collected) -> int:
     rollouts = collected.rollouts
     record_rewards(store, rollouts, collected.scores.names, collected.scores.metrics)
     record_lengths(store, rollouts)
+    store.add("prompts/special_tokens_neutralised", collected.neutralised, reduce="sum")
     seconds = collected.generation_seconds
     store.add_seconds("rollout", seconds)
     store.add_seconds("rewards", collected.waiting_seconds)
@@ -78,13 +76,6 @@ def lost_signal(collected: Collected) -> tuple[str, str] | None:
             f"components cancel, and nothing is learned ({names}); change reward_weights"
         )
     return None
-
-
-def warn_of_lost_signal(collected: Collected, step: int) -> None:
-    """Log `lost_signal`."""
-    lost = lost_signal(collected)
-    if lost is not None:
-        logger.warning("step %d: %s", step, lost[1])
 
 
 # Names that the trainer logs itself: a reward function's `log_metric` would falsify the curves.

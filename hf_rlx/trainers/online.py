@@ -24,13 +24,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
-from hf_rlx.data.formats import check_prompts
+from hf_rlx.data.formats import check_all_prompts, naming_rows
 from hf_rlx.functional import AdaptiveKLController, FixedKLController, soft_overlong
 from hf_rlx.models.roles import POLICY
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.rollout.collect import Collected, Sampler, collect, mark_weights
 from hf_rlx.rollout.generate import Generator
 from hf_rlx.rollout.scoring import RewardScorer
+from hf_rlx.trainers.alerts import Alerts
 from hf_rlx.trainers.base import BaseTrainer
 from hf_rlx.trainers.config import BaseConfig
 from hf_rlx.trainers.dynamic_sampling import replace_flat_groups
@@ -38,7 +39,7 @@ from hf_rlx.trainers.evaluate import evaluate_rollouts
 from hf_rlx.trainers.health import loss_fault
 from hf_rlx.trainers.memory import Halving, with_fewer_rows
 from hf_rlx.trainers.minibatches import make_minibatches
-from hf_rlx.trainers.observe import UpdateBar, record_rollouts, warn_of_lost_signal
+from hf_rlx.trainers.observe import UpdateBar, record_rollouts
 from hf_rlx.trainers.online_config import OnlineConfig
 from hf_rlx.trainers.processes import raise_together
 from hf_rlx.trainers.progress import use_one_line
@@ -83,9 +84,7 @@ class OnlineTrainer(BaseTrainer):
         quantization_config: Any = None,
         peft_config: Any = None,
     ) -> None:
-        check_prompts(train_dataset, "train_dataset")
-        for name, dataset in (eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}).items():
-            check_prompts(dataset, f"eval_dataset {name}".strip())
+        check_all_prompts(train_dataset, eval_dataset)
         super().__init__(
             model,
             args,
@@ -97,6 +96,7 @@ class OnlineTrainer(BaseTrainer):
             callbacks=callbacks,
             optimizers=optimizers,
         )
+        check_all_prompts(train_dataset, eval_dataset, self.room_for_prompt())
         if self.shared.roles[POLICY].adapter is not None and args.learning_rate <= 1e-6:
             logger.warning(
                 "learning_rate=%g is made for full weights and hardly moves an adapter; try 1e-5 to 1e-4",
@@ -128,6 +128,8 @@ class OnlineTrainer(BaseTrainer):
         self._step_started: float | None = None
         self._logged_step = 0
         self._last_group: Group | None = None
+        self.alerts = Alerts()
+        self.add_callback(self.alerts)
         self.tables = CompletionTables(
             Path(str(args.output_dir)) / "completions",
             args.num_completions_to_print,
@@ -233,7 +235,7 @@ class OnlineTrainer(BaseTrainer):
         fault: Exception | None = None
         try:
             collected = self.rollout(rows, round_index=0)
-            warn_of_lost_signal(collected, self.state.global_step)
+            self.alerts.rollout(collected, self.state.global_step)
             if self.args.dynamic_sampling:
                 collected = replace_flat_groups(self, collected)
             self.scorer.note_rollout(collected.scores.total)
@@ -251,22 +253,24 @@ class OnlineTrainer(BaseTrainer):
         mark_weights(self.sampler, self.state.global_step)
         seed = ((args.seed * 1009 + self.state.global_step) * 64 + self.accelerator.process_index) * 16 + round_index
 
-        return with_fewer_rows(
-            self.sampler,
-            args.num_generations,
-            lambda: collect(
-                rows,
+        with naming_rows(self.train_dataset, "train_dataset"):
+            return with_fewer_rows(
                 self.sampler,
-                self.scorer,
-                self.tokenizer,
-                args.sampling_params(seed=seed, **changes),
                 args.num_generations,
-                chat_template_kwargs=args.chat_template_kwargs,
-                max_prompt_tokens=self.room_for_prompt(),
-                progress=not args.disable_tqdm and self.is_world_process_zero(),
-                poll=self.keeper.stop_if_alone,
-            ),
-        )
+                lambda: collect(
+                    rows,
+                    self.sampler,
+                    self.scorer,
+                    self.tokenizer,
+                    args.sampling_params(seed=seed, **changes),
+                    args.num_generations,
+                    chat_template_kwargs=args.chat_template_kwargs,
+                    special_tokens=args.special_tokens_in_messages,
+                    max_prompt_tokens=self.room_for_prompt(),
+                    progress=not args.disable_tqdm and self.is_world_process_zero(),
+                    poll=self.keeper.stop_if_alone,
+                ),
+            )
 
     def shape_rewards(self, rollouts: list[Rollout]) -> None:
         """Add what is not a reward function's business: DAPO's soft overlong penalty (2503.14476 eq. 13)."""
@@ -339,6 +343,7 @@ class OnlineTrainer(BaseTrainer):
             "halved": self.halving.on,
             "last_group": self._last_group and [self._last_group.prompt_ids, list(self._last_group.response_ids)],
             "tables": self.tables.state_dict(),
+            "alerts": self.alerts.state_dict(),
             "scorer": self.scorer.state_dict(),
         }
 
@@ -355,6 +360,7 @@ class OnlineTrainer(BaseTrainer):
             prompt, responses = state["last_group"]
             self._last_group = Group(prompt, tuple(responses))
         self.tables.load_state_dict(state["tables"])
+        self.alerts.load_state_dict(state["alerts"])
         self.scorer.load_state_dict(state["scorer"])
 
     def run_facts(self) -> dict[str, Any]:

@@ -14,10 +14,19 @@ environment, no file of the host.
 
 from __future__ import annotations
 
+import _sitebuiltins
+import builtins
 import marshal
 import os
 import resource
 import sys
+from _json import encode_basestring_ascii as quote
+
+# The types below are names only: loading `typing` would cost every box more than all the rest.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 _REPLY = 3
 _DEPTH, _BITS, _SIZE = 40, 4000, 1 << 20
@@ -28,28 +37,40 @@ class _Refused(Exception):
     """A value outside of the vocabulary or its limits."""
 
 
-def _encoder():
-    """`encode(value) -> str`; every builtin that it needs is bound here, so candidates that patch some do no harm."""
-    kind, text, number, join = type, str, float.__repr__, "".join
-    none, yes, whole, real, string = type(None), bool, int, float, str
-    array, fixed, unique, mapping = list, tuple, set, dict
-    is_sub, refused, depth_limit, bits, size = issubclass, _Refused, _DEPTH, _BITS, _SIZE
-    from _json import encode_basestring_ascii as quote
+_EXACT = (int, float, str, list, tuple, set, dict)
+_CONVERT: dict[type, Callable[[Any], Any]] = {
+    int: int.__int__,
+    float: float.__float__,
+    str: str.__str__,
+    list: lambda v: [*list.__iter__(v)],
+    tuple: lambda v: (*tuple.__iter__(v),),
+    set: lambda v: {*set.__iter__(v)},
+    dict: lambda v: dict(dict.items(v)),
+}
 
-    def plain(value):
+
+def _encoder() -> Callable[[Any], str]:
+    """`encode(value) -> str`; every builtin that it needs is bound here, so candidates that patch some do no harm."""
+    kind, text, number, yes, whole, real = type, str, float.__repr__, bool, int, float
+    string, array, mapping, is_sub, refused = str, list, dict, issubclass, _Refused
+    exact, convert, keys, deepest, bits, most = _EXACT, _CONVERT, ((tuple, "t"), (set, "s")), _DEPTH, _BITS, _SIZE
+
+    def plain(value: Any) -> Any:
         """NumPy's scalars and subclasses of builtins as what they hold; their own methods are not asked."""
         cls = kind(value)
-        if cls.__module__ == "numpy" and callable(getattr(cls, "item", None)):
+        if cls.__module__ == "numpy" and "item" in dir(cls):
             return cls.item(value)
-        for base in (whole, real, string, array, fixed, unique, mapping):
+        for base in exact:
             if is_sub(cls, base):
-                return base.__new__(base) if base is unique and not value else _CONVERT[base](value)
+                return convert[base](value)
         raise refused(cls.__name__)
 
-    def encode(value, depth=0, left=None):
-        left = [size] if left is None else left
+    def listed(values: Any, depth: int, left: list[int]) -> str:
+        return ",".join([encode(value, depth, left) for value in values])
+
+    def encode(value: Any, depth: int, left: list[int]) -> str:
         left[0] -= 8
-        if depth > depth_limit or left[0] < 0:
+        if depth > deepest or left[0] < 0:
             raise refused("too deep or too large")
         cls = kind(value)
         if value is None:
@@ -70,45 +91,29 @@ def _encoder():
                 raise refused("too large")
             return quote(value)
         if cls is array:
-            return "[" + join_all(value, depth, left) + "]"
-        for base, key in ((fixed, "t"), (unique, "s")):
+            return "[" + listed(value, depth + 1, left) + "]"
+        for base, key in keys:
             if cls is base:
-                return '{"' + key + '":[' + join_all(value, depth, left) + "]}"
+                return '{"' + key + '":[' + listed(value, depth + 1, left) + "]}"
         if cls is mapping:
-            pairs = [fixed(pair) for pair in mapping.items(value)]
-            body = ",".join(["[" + join_all(pair, depth + 1, left) + "]" for pair in pairs])
-            return '{"d":[' + body + "]}"
-        if depth == 0 or cls not in _EXACT:
-            return encode(plain(value), depth + 1, left)
-        raise refused(cls.__name__)
+            pairs = ["[" + listed(pair, depth + 1, left) + "]" for pair in mapping.items(value)]
+            return '{"d":[' + ",".join(pairs) + "]}"
+        return encode(plain(value), depth + 1, left)
 
-    def join_all(values, depth, left):
-        return ",".join([encode(value, depth + 1, left) for value in values])
-
-    del join
-    return encode
+    return lambda value: encode(value, 0, [most])
 
 
-_EXACT = frozenset([type(None), bool, int, float, str, list, tuple, set, dict])
-_CONVERT = {
-    int: int.__int__,
-    float: float.__float__,
-    str: str.__str__,
-    list: lambda v: [*list.__iter__(v)],
-    tuple: lambda v: (*tuple.__iter__(v),),
-    set: lambda v: {*set.__iter__(v)},
-    dict: lambda v: dict(dict.items(v)),
-}
 _encode = _encoder()
 
 
-def _receive(control: int):
+def _receive(control: int) -> Any:
     """The next frame, or the end of this process when the parent is gone."""
     data = b""
     while len(data) < 4:
         data += _some(control, 4 - len(data))
     wanted = int.from_bytes(data, "big")
-    parts, got = [], 0
+    parts: list[bytes] = []
+    got = 0
     while got < wanted:
         part = _some(control, min(1 << 20, wanted - got))
         parts.append(part)
@@ -169,20 +174,17 @@ def _module(name: str) -> dict:
     """The names of a new module that is registered, as dataclasses and pickle need it to be."""
     module = type(sys)(name)
     sys.modules[name] = module
-    module.__dict__["__builtins__"] = __builtins__
+    module.__dict__["__builtins__"] = builtins
     return module.__dict__
 
 
 def _interactive_names() -> None:
     """`exit` and `quit`, which an interpreter without `site` lacks."""
-    import _sitebuiltins
-    import builtins
-
     builtins.exit = _sitebuiltins.Quitter("exit", "Ctrl-D")
     builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D")
 
 
-def _look_up(names: dict, name: str):
+def _look_up(names: dict, name: str) -> Any:
     """A function, or a method of a new instance for `Class.method`."""
     first, _, method = name.partition(".")
     found = names[first]
@@ -190,29 +192,32 @@ def _look_up(names: dict, name: str):
 
 
 def _serve(control: int, job: dict) -> None:
-    names, ident = _module("solution"), job["id"]
+    """Load the code, then answer calls. An exception is an answer; what is meant to end a program ends this one."""
+    names, ident, loaded = _module("solution"), job["id"], False
     try:
         exec(compile(job["code"], "<solution>", "exec", dont_inherit=True), names)
+        loaded = True
         _reply('{"id":"%s","v":null}' % ident)
         while True:
             ident, name, args, kwargs = _receive(control)
-            value = _look_up(names, name)(*args, **kwargs)
-            _reply('{"id":"%s","v":%s}' % (ident, _encode(value)))
-            del value
+            try:
+                text = '{"id":"%s","v":%s}' % (ident, _encode(_look_up(names, name)(*args, **kwargs)))
+            except Exception as error:
+                text = _fault(ident, error)
+            _reply(text)
+            del text
     except BaseException as error:
         _reply(_fault(ident, error))
-    _exit(0)
+    _exit(0 if loaded else 1)
 
 
 class _Raised(Exception):
     """The candidate raised something that tests cannot catch by name."""
 
 
-def _stand_in(control: int, name: str, state: dict):
+def _stand_in(control: int, name: str, state: dict) -> Callable[..., Any]:
     """A function of the candidate: its calls go to the parent, and what it returns comes from there."""
-    import builtins
-
-    def ask(*args, **kwargs):
+    def ask(*args: Any, **kwargs: Any) -> Any:
         _reply('{"id":"%s","fn":%s,"a":%s,"k":%s}' % (state["id"], _encode(name), _encode(list(args)), _encode(kwargs)))
         state["id"], fine, value = _receive(control)
         if fine:
@@ -240,7 +245,7 @@ def _test(control: int, job: dict) -> None:
         answer = '"failed"'
     except BaseException as error:
         # A name that the tests themselves lack is the tests' fault; what a wrong value does to them is not.
-        broken = error is not state["raised"] and isinstance(error, NameError | SyntaxError | ImportError)
+        broken = error is not state["raised"] and isinstance(error, (NameError, SyntaxError, ImportError, _Refused))
         answer = _encode(("broken:" if broken else "raised:") + type(error).__name__ + ": " + str(error)[:200])
     else:
         answer = '"passed"'

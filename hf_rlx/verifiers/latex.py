@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 from hf_rlx.verifiers.latex_tokens import CONSTANTS, FUNCTIONS, Token, tokenize
-from hf_rlx.verifiers.units import unit_name
+from hf_rlx.verifiers.units import MULTIPLIERS, unit_name
 
 
 class Node(NamedTuple):
@@ -79,6 +79,11 @@ def read(text: str) -> Node:
     if parser.token is not None:
         parser.fail()
     return node
+
+
+def has_number(node: Node) -> bool:
+    """Whether there is a digit anywhere in it."""
+    return node.kind == "num" or any(map(has_number, node.parts))
 
 
 @dataclass
@@ -221,6 +226,9 @@ class _Parser:
         money = _MONEY[self.need(*_MONEY)] if self.sees(*_MONEY) else ""
         node = self.sum()
         node = Node("neg", "", (node,)) if negative else node
+        if (token := self.token) is not None and token.text in MULTIPLIERS:
+            self.at += 1
+            node = Node("mul", "", (node, Node("num", str(MULTIPLIERS[token.text]))))
         unit = self.unit(node)
         if node.kind == "deg" and not unit:
             node, unit = node.parts[0], "degree"
@@ -252,7 +260,7 @@ class _Parser:
         if not found.strip():
             return ""
         name = unit_name(found)
-        if name is None:
+        if name is None or not (has_number(value) or self.tokens[self.at - 1].kind == "text"):
             raise NotReadable(f"{found.strip()[:30]!r} is no unit")
         return name
 
@@ -424,6 +432,7 @@ class _Parser:
                 return Node("const", token.text)
             return self.subscripted(token.text)
         name = token.text.removeprefix("\\") if token.kind in ("word", "op") else ""
+        name = "" if token.text in ("\\sqrt", "\\binom") else name
         if name in CONSTANTS:
             self.at += 1
             return Node("const", CONSTANTS[name])

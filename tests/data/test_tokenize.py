@@ -4,6 +4,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from hf_rlx.data.formats import PromptError
 from hf_rlx.data.tokenize import char_to_token, encode_prompt, is_conversational
 from tests import tiny
 
@@ -57,6 +58,25 @@ def test_prefilled_answers_are_continued():
     messages = [{"role": "user", "content": "t5"}, {"role": "assistant", "content": "t7"}]
     assert encode_prompt(messages, tokenizer).text == "<bos> t5 t7"
     assert encode_prompt(messages, tokenizer).ids == [1, 5, 7]
+
+
+def test_a_tokenizer_without_bos():
+    """No BOS is invented, and no None stands among the ids (trl#1073)."""
+    tokenizer = tiny.word_tokenizer(bos_token=None)
+    tokenizer.chat_template = "{{ bos_token }}" + TEMPLATE.removeprefix("<bos> ")
+    assert tokenizer.bos_token_id is None
+    assert encode_prompt("t5 t6", tokenizer).ids == [5, 6]
+    assert encode_prompt([{"role": "user", "content": "t5"}], tokenizer).ids == [5, 9]
+
+
+def test_messages_that_the_template_cannot_render_are_named():
+    """The template's own words, and the prompt for whoever wants to say which row it was."""
+    tokenizer = tiny.word_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    prompt = [{"role": "user", "content": "t5"}]
+    with pytest.raises(PromptError, match="roles must alternate") as caught:
+        encode_prompt(prompt, tokenizer)
+    assert caught.value.prompt is prompt
 
 
 @pytest.mark.parametrize(

@@ -248,14 +248,14 @@ def test_a_pad_token_that_is_eos_leaves_the_eos_in_the_loss(tmp_path):
 
 def test_a_constant_reward_is_told_once(tmp_path, caplog):
     """Also across a resume: the checkpoint knows what was told."""
-    fields = {"max_steps": 4, "save_strategy": "steps", "save_steps": 3}
+    fields = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3}
     scripted(config(tmp_path, **fields), reward=lambda prompts, **_: [0.5] * len(prompts)).train()
     assert caplog.text.count("constant reward: all completions of a prompt got the same reward") == 1
     assert "step 2: constant reward" in caplog.text
     caplog.clear()
     again = scripted(config(tmp_path, **fields), reward=lambda prompts, **_: [0.5] * len(prompts))
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert again.state.global_step == 4
+    assert again.state.global_step == 6
     assert "constant reward" not in caplog.text
 
 

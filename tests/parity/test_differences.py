@@ -17,6 +17,7 @@ from peft import LoraConfig
 from transformers import TrainingArguments
 
 from hf_rlx import DIFFERS_FROM_TRL, GRPOConfig, GRPOTrainer, four_bit_config, load_causal_lm, load_tokenizer
+from hf_rlx.data.tokenize import encode_prompt
 from hf_rlx.models.loading import mixed_precision_for
 from hf_rlx.rollout.scoring import RewardScorer
 from hf_rlx.trainers.grpo import AGGREGATION
@@ -209,6 +210,17 @@ def test_reward_std_is_within_a_group(sides):
     assert theirs["reward_std"] == pytest.approx(5.549775)
     for name in ("reward", "rewards/reward_0/mean", "rewards/reward_0/std", "frac_reward_zero_std"):
         assert ours[name] == pytest.approx(theirs[name]), name
+
+
+def test_special_tokens_in_messages_are_text():
+    """The bundled template opens with <bos>; a user who writes one gets a second one in TRL, letters in ours."""
+    tokenizer = load_tokenizer("tiny")
+    messages = [{"role": "user", "content": "<bos>1+1="}]
+    theirs = tokenizer.apply_chat_template([messages], add_generation_prompt=True, tokenize=True, return_dict=True)
+    assert theirs["input_ids"][0].count(tokenizer.bos_token_id) == 2
+    ours = encode_prompt(messages, tokenizer)
+    assert ours.ids.count(tokenizer.bos_token_id) == 1
+    assert ours.neutralised == 1
 
 
 # --- the loop --------------------------------------------------------------------------------------------------------
