@@ -8,8 +8,8 @@
     python examples/benchmarks/grpo.py --dtype bfloat16  # ours with a bfloat16 base beside float32
 
 SmolLM2-135M, 4 prompts of `needle_haystack` with one solved example, 8 completions of at most 96 tokens, LoRA (r=16,
-all linear layers), beta 0.04, activations kept (`--checkpointing` recomputes them on both sides). Every side runs in a process of its own, so its peak memory
-is its own; the first step is a warm-up, the next ones count (median). Rewards:
+all linear layers), beta 0.04, activations kept; `--checkpointing` recomputes them on both sides. Every side runs in a
+process of its own, so its peak memory is its own; the first step is a warm-up, the next ones count (median). Rewards:
 
 - "all": a hash of the text, so every group has a signal;
 - "one": the same, but for one group of four (the others get 0): the usual case of a small model on a hard task;
@@ -166,9 +166,9 @@ def reset_peak() -> None:
         print("note: the peak includes loading", file=sys.stderr)
 
 
-def peak_gib() -> float:
-    """The process's peak resident memory, in GiB."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+def memory_gib(field: str = "VmHWM") -> float:
+    """The process's peak (or, with "VmRSS", its present) resident memory, in GiB."""
+    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(found.group(1)) / 2**20 if found else float("nan")
 
 
@@ -212,7 +212,7 @@ def run_ours(args: argparse.Namespace, folder: str) -> dict[str, Any]:
     clock.wrap(trainer.accelerator, "backward", "backward")
     reset_peak()
     trainer.train()
-    return {"steps": clock.steps[1:], "peak_gib": peak_gib()}
+    return {"steps": clock.steps[1:], "peak": memory_gib()}
 
 
 def run_trl(args: argparse.Namespace, folder: str) -> dict[str, Any]:
@@ -245,7 +245,7 @@ def run_trl(args: argparse.Namespace, folder: str) -> dict[str, Any]:
     clock.wrap(trainer.accelerator, "backward", "backward")
     reset_peak()
     trainer.train()
-    return {"steps": clock.steps[1:], "peak_gib": peak_gib()}
+    return {"steps": clock.steps[1:], "peak": memory_gib()}
 
 
 def worker(args: argparse.Namespace) -> None:
@@ -268,9 +268,8 @@ def measure(side: str, args: argparse.Namespace, **changes: Any) -> dict[str, An
     options = {**vars(args), **changes, "worker": side}
     with tempfile.TemporaryDirectory() as folder:
         options["result"] = str(Path(folder) / "result.json")
-        names = (
-            "worker result model dtype steps prompts completions cap shots signal threads scorer_seconds".split()
-        )
+        names = ["worker", "result", "model", "dtype", "steps", "prompts", "completions", "cap", "shots", "signal"]
+        names += ["threads", "scorer_seconds"]
         command = [sys.executable, __file__]
         command += [f"--{name.replace('_', '-')}={options[name]}" for name in names]
         command += ["--checkpointing"] * options["checkpointing"]
@@ -281,7 +280,7 @@ def measure(side: str, args: argparse.Namespace, **changes: Any) -> dict[str, An
         raw = json.loads(Path(options["result"]).read_text())
     names = sorted({name for step in raw["steps"] for name in step})
     summary = {name: statistics.median(step.get(name, 0.0) for step in raw["steps"]) for name in names}
-    return {**summary, "peak": raw["peak_gib"]}
+    return {**summary, "peak": raw["peak"]}
 
 
 def machine(threads: int) -> tuple[float, float]:
@@ -365,8 +364,8 @@ def compare(args: argparse.Namespace) -> None:
         spent = ours["step"] - ours["generation"] - ours.get("waiting for rewards", 0.0)
         print(
             f"{'':22}floor {sum(lowest.values()):.2f} s ({sum(lowest.values()) / ours['step']:.0%}); rollout "
-            f"{lowest['rollout']:.2f} s ({lowest['rollout'] / ours['generation']:.0%}); update {lowest['update']:.2f} s "
-            f"({lowest['update'] / spent:.0%})",
+            f"{lowest['rollout']:.2f} s ({lowest['rollout'] / ours['generation']:.0%}); update "
+            f"{lowest['update']:.2f} s ({lowest['update'] / spent:.0%})",
             flush=True,
         )
 
@@ -422,12 +421,13 @@ def vocabulary_worker(args: argparse.Namespace) -> None:
         model([group], want_entropy=True).per_token_logps.sum().backward()
 
     weights = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**30
-    before = int(re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text()).group(1)) / 2**20  # type: ignore[union-attr]
+    update()  # warm-up: the plan of the forward is checked, and the allocator has its arenas
+    before = memory_gib("VmRSS")
     reset_peak()
     update()
     logits = 2048 * size * 4 / 2**30
     print(
-        f"vocabulary {size:7}: weights {weights:.2f} GiB, an update adds {peak_gib() - before:.2f} GiB at its peak "
+        f"vocabulary {size:7}: weights {weights:.2f} GiB, an update adds {memory_gib() - before:.2f} GiB at its peak "
         f"(all logits at once: {logits:.2f} GiB)"
     )
 

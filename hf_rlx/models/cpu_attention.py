@@ -99,7 +99,7 @@ class _SegmentAttention(torch.autograd.Function):
         q, k, v = _by_key_head(query, key, value)
         joined = out.permute(1, 2, 0, 3)
         grad = grads[0].unflatten(1, q.shape[:2]).permute(1, 2, 0, 3)
-        length, heads, dim = grads[0].shape
+        length, _, dim = grads[0].shape
         grad_q = query.new_empty(length, *q.shape[:2], dim).permute(1, 2, 0, 3)
         grad_k = key.new_zeros(length, key.shape[0], dim).transpose(0, 1)
         grad_v = key.new_zeros(length, key.shape[0], dim).transpose(0, 1)

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from peft.tuners import lora
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 # Numbers in a matrix. Below, a call's own cost is larger than what the layout saves.
@@ -111,7 +113,7 @@ class _LoraProduct(torch.autograd.Function):
             if grad_low is not None:
                 grad_x.addmm_(grad_low, a)
             grad_x = grad_x.view(ctx.shape)
-        if ctx.needs_input_grad[3]:
+        if grad_low is not None and ctx.needs_input_grad[3]:
             grad_a = grad_low.t() @ rows
         if ctx.needs_input_grad[4]:
             grad_b = (low.t() @ grad).t().mul(ctx.scaling)
@@ -187,10 +189,14 @@ def use_fast_lora(model: nn.Module) -> None:
     if not available():
         return
     for module in model.modules():
-        if type(module) is lora.Linear and type(module.get_base_layer()) is nn.Linear:
-            if packable(module.get_base_layer().weight):
-                module.__class__ = FastLoraLinear
-                module.copies = PackedCopies()  # type: ignore[assignment]
+        base: Any = module.get_base_layer() if type(module) is lora.Linear else None
+        if type(base) is nn.Linear and packable(base.weight):
+            module.__class__ = FastLoraLinear
+            module.copies = PackedCopies()  # type: ignore[assignment]
+
+
+# Layers of one parent that are called with the same input, one after another: one product serves them all.
+_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 @contextmanager
@@ -204,20 +210,24 @@ def packed_for_sampling(model: nn.Module, rows: int) -> Iterator[None]:
         model: any. rows: that most calls will have.
     """
     patched: list[nn.Module] = []
-    inner: set[int] = set()
+    seen: set[int] = set()  # layers that have their forward, and the parts of LoRA layers
     try:
-        for module in model.modules() if available() else ():
-            if id(module) in inner:
-                continue
-            weight = None
-            if isinstance(module, lora.Linear):
-                inner.update(id(part) for part in module.modules())
-                weight, linear = _effective(module), module.get_base_layer()
-            elif type(module) is nn.Linear and packable(module.weight):
-                weight, linear = module.weight, module
-            if weight is not None and "forward" not in vars(module):
-                module.forward = _Sampler(pack(weight, rows), linear.bias)  # type: ignore[method-assign]
-                patched.append(module)
+        for parent in model.modules() if available() else ():
+            candidates: list[list[Any]] = [[getattr(parent, name, None) for name in names] for names in _SIBLINGS]
+            for layers in [*candidates, [parent]]:
+                if any(id(layer) in seen or layer is None for layer in layers):
+                    continue
+                matrices = [_effective(layer) for layer in layers]
+                found = [m for m in matrices if m is not None]
+                if len(found) < len(layers) or len({weight.shape[1] for weight, _ in found}) > 1:
+                    continue
+                shared = _Sampler(found, rows)
+                for index, layer in enumerate(layers):
+                    seen.update(id(part) for part in layer.modules())
+                    layer.forward = partial(shared, index)
+                    patched.append(layer)
+            if isinstance(parent, BaseTunerLayer):  # what an adapter of another kind does with its parts is its own
+                seen.update(id(part) for part in parent.modules())
         yield
     finally:
         for module in patched:
@@ -225,26 +235,47 @@ def packed_for_sampling(model: nn.Module, rows: int) -> Iterator[None]:
 
 
 class _Sampler:
-    """The forward of one layer inside `packed_for_sampling`."""
+    """The forward of layers that get the same input, inside `packed_for_sampling`.
 
-    def __init__(self, packed: Tensor, bias: Tensor | None) -> None:
-        self.packed, self.bias = packed, bias
+    Args:
+        matrices: each layer's weight (out, in), and its bias or None. rows: that most calls will have.
+    """
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return packed_linear(x, self.packed, self.bias)
+    def __init__(self, matrices: list[tuple[Tensor, Tensor | None]], rows: int) -> None:
+        weights, biases = zip(*matrices, strict=True)
+        self.sizes = [len(weight) for weight in weights]
+        self.packed = pack(weights[0] if len(weights) == 1 else torch.cat(weights), rows)
+        self.bias = None
+        if any(bias is not None for bias in biases):
+            self.bias = torch.cat([w.new_zeros(len(w)) if b is None else b.detach() for w, b in matrices])
+        self.input: Tensor | None = None
+        self.outputs: tuple[Tensor, ...] = ()
+
+    def __call__(self, index: int, x: Tensor) -> Tensor:
+        """Layer `index`'s output; the product is made at the first call with this `x` and kept until the last one."""
+        if self.input is not x:
+            self.outputs = packed_linear(x, self.packed, self.bias).split(self.sizes, dim=-1)
+            self.input = x
+        output = self.outputs[index]
+        if index == len(self.sizes) - 1:
+            self.input, self.outputs = None, ()
+        return output
 
 
-def _effective(layer: Any) -> Tensor | None:
-    """The matrix of a LoRA layer with its active adapters, as a new tensor; None where it cannot be told."""
-    base = layer.get_base_layer()
+def _effective(layer: Any) -> tuple[Tensor, Tensor | None] | None:
+    """The matrix of a linear layer, with its active adapters added in, and its bias; None where the layer is none or
+    computes something else."""
+    base = layer.get_base_layer() if isinstance(layer, lora.Linear) else layer
     if type(base) is not nn.Linear or not packable(base.weight) or _hooked(base):
         return None
-    active = [] if layer.disable_adapters else [name for name in layer.active_adapters if name in layer.lora_A]
+    weight = base.weight.detach()
+    if base is layer:
+        return weight, base.bias
     if layer.merged:
         return None
-    weight = base.weight.detach()
+    active = [] if layer.disable_adapters else [name for name in layer.active_adapters if name in layer.lora_A]
     for name in active:
         if not _plain(layer, name):
             return None
         weight = torch.addmm(weight, layer.lora_B[name].weight, layer.lora_A[name].weight, alpha=layer.scaling[name])
-    return weight
+    return weight, base.bias

@@ -69,6 +69,21 @@ def _read(z: Tensor, targets: Tensor, want_entropy: bool) -> tuple[Tensor, Tenso
     return logps, entropy, log_norm
 
 
+def _entropy(z: Tensor, exps: Tensor, total: Tensor) -> Tensor:
+    """(n,) entropy of softmax(z) in nats, with exps = exp(z) and total = their sum."""
+    products = torch.bmm(exps[:, None], z[:, :, None])[:, 0, 0]
+    if not torch.isfinite(products).all():
+        # A logit of -inf has probability 0 and contributes 0, not NaN.
+        products = (exps * torch.where(z == -torch.inf, 0.0, z)).sum(-1)
+    return total.log() - products / total
+
+
+def _expected_row(exps: Tensor, total: Tensor, weight: Tensor, slope: Tensor | None) -> Tensor:
+    """(n, H) float32: the vocabulary matrix's expected row under softmax = exps / total, each row times `slope`."""
+    weights = exps if slope is None else exps * slope
+    return (weights.to(weight.dtype) @ weight).float() / total[:, None]
+
+
 class _FrozenHeadLogps(torch.autograd.Function):
     """Log-probs through a vocabulary matrix that is not trained.
 
@@ -93,15 +108,18 @@ class _FrozenHeadLogps(torch.autograd.Function):
         for start in range(0, max(hidden.shape[0], 1), chunk):
             rows, wanted = hidden[start : start + chunk], targets[start : start + chunk]
             z, slope = _log_softmax_terms(F.linear(rows.to(weight.dtype), weight, bias), transform, temperature)
-            logp, entropy, log_norm = _read(z, wanted, want_entropy)
-            logps.append(logp)
-            entropies.append(logp.new_zeros(logp.shape) if entropy is None else entropy)
+            # Few passes: shifted logits, their exponentials and one sum serve the value, the entropy and the gradient.
+            z = z.sub_(z.amax(-1, keepdim=True))
+            exps = torch.exp(z)
+            total = exps.sum(-1)
+            logps.append(z.gather(-1, wanted[:, None])[:, 0] - total.log())
+            entropies.append(_entropy(z, exps, total) if want_entropy else total.new_zeros(total.shape))
             if need_grad:
-                grad_z = torch.exp(z - log_norm[:, None]).neg_()
-                grad_z.scatter_add_(1, wanted[:, None], grad_z.new_ones(len(wanted), 1))
+                expected = _expected_row(exps, total, weight, slope)
+                at_target = weight.index_select(0, wanted).float()
                 if slope is not None:
-                    grad_z.mul_(slope)
-                jacobian.append((grad_z.to(weight.dtype) @ weight).float() * (transform.scale / temperature))
+                    at_target *= slope.gather(-1, wanted[:, None])
+                jacobian.append((at_target - expected) * (transform.scale / temperature))
         ctx.hidden_dtype = hidden.dtype
         ctx.save_for_backward(torch.cat(jacobian) if need_grad else hidden.new_empty(0))
         entropy_all = torch.cat(entropies)

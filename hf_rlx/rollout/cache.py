@@ -40,8 +40,15 @@ class GrowingLayer(DynamicLayer):
 
     def reorder_cache(self, beam_idx: Any) -> None:
         """Keep the rows at these indices, in this order; an index may come several times."""
-        self._key_buffer = self._value_buffer = None
-        super().reorder_cache(beam_idx)
+        if self._key_buffer is None or self._value_buffer is None:
+            super().reorder_cache(beam_idx)
+            return
+        used = self.get_seq_length()
+        index = beam_idx.to(self._key_buffer.device)
+        self._key_buffer = self._key_buffer.index_select(0, index)
+        self._value_buffer = self._value_buffer.index_select(0, index)
+        self.keys = self._key_buffer[:, :, :used]
+        self.values = self._value_buffer[:, :, :used]
 
 
 def _grown(states: Tensor, capacity: int) -> Tensor:

@@ -154,9 +154,7 @@ def collect(
             )
         )
     neutralised = sum(p.neutralised for p in prompts)
-    return Collected(
-        rollouts, scores, generated - shown.start, finished - generated, shown.tokens, neutralised
-    )
+    return Collected(rollouts, scores, generated - shown.start, finished - generated, shown.tokens, neutralised)
 
 
 def _encoded(

@@ -1,7 +1,8 @@
 """Verifiers: strings in, scores out. Every class here is a reward function in TRL's sense and imports no torch."""
 
+from hf_rlx.verifiers.code import CodeVerifier
 from hf_rlx.verifiers.format import RegexVerifier
 from hf_rlx.verifiers.numbers import NumberVerifier
 from hf_rlx.verifiers.reasoning_gym import ReasoningGymVerifier
 
-__all__ = ["NumberVerifier", "ReasoningGymVerifier", "RegexVerifier"]
+__all__ = ["CodeVerifier", "NumberVerifier", "ReasoningGymVerifier", "RegexVerifier"]

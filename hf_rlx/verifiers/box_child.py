@@ -33,7 +33,7 @@ _DEPTH, _BITS, _SIZE = 40, 4000, 1 << 20
 _exit, _write, _read, _loads = os._exit, os.write, os.read, marshal.loads
 
 
-class _Refused(Exception):
+class _Refused(Exception):  # noqa: N818 - its name is what the parent sees
     """A value outside of the vocabulary or its limits."""
 
 
@@ -84,7 +84,7 @@ def _encoder() -> Callable[[Any], str]:
         if cls is real:
             if value != value:
                 raise refused("NaN")
-            return number(value) if value - value == 0 else '{"f":"%s"}' % ("inf" if value > 0 else "-inf")
+            return number(value) if value - value == 0 else '{"f":"inf"}' if value > 0 else '{"f":"-inf"}'
         if cls is string:
             left[0] -= len(value)
             if left[0] < 0:
@@ -134,8 +134,12 @@ def _reply(text: str) -> None:
         data = data[_write(_REPLY, data) :]
 
 
+def _message(ident: str, key: str, text: str) -> str:
+    return f'{{"id":"{ident}","{key}":{text}}}'
+
+
 def _fault(ident: str, error: BaseException) -> str:
-    return '{"id":"%s","e":%s}' % (ident, _encode(type(error).__name__[:80]))
+    return _message(ident, "e", _encode(type(error).__name__[:80]))
 
 
 def _limit(limits: dict[str, int]) -> None:
@@ -197,11 +201,11 @@ def _serve(control: int, job: dict) -> None:
     try:
         exec(compile(job["code"], "<solution>", "exec", dont_inherit=True), names)
         loaded = True
-        _reply('{"id":"%s","v":null}' % ident)
+        _reply(_message(ident, "v", "null"))
         while True:
             ident, name, args, kwargs = _receive(control)
             try:
-                text = '{"id":"%s","v":%s}' % (ident, _encode(_look_up(names, name)(*args, **kwargs)))
+                text = _message(ident, "v", _encode(_look_up(names, name)(*args, **kwargs)))
             except Exception as error:
                 text = _fault(ident, error)
             _reply(text)
@@ -211,14 +215,16 @@ def _serve(control: int, job: dict) -> None:
     _exit(0 if loaded else 1)
 
 
-class _Raised(Exception):
+class _Raised(Exception):  # noqa: N818
     """The candidate raised something that tests cannot catch by name."""
 
 
 def _stand_in(control: int, name: str, state: dict) -> Callable[..., Any]:
     """A function of the candidate: its calls go to the parent, and what it returns comes from there."""
+
     def ask(*args: Any, **kwargs: Any) -> Any:
-        _reply('{"id":"%s","fn":%s,"a":%s,"k":%s}' % (state["id"], _encode(name), _encode(list(args)), _encode(kwargs)))
+        given = f'{_encode(name)},"a":{_encode(list(args))},"k":{_encode(kwargs)}'
+        _reply(_message(state["id"], "fn", given))
         state["id"], fine, value = _receive(control)
         if fine:
             return value
@@ -249,7 +255,7 @@ def _test(control: int, job: dict) -> None:
         answer = _encode(("broken:" if broken else "raised:") + type(error).__name__ + ": " + str(error)[:200])
     else:
         answer = '"passed"'
-    _reply('{"id":"%s","v":%s}' % (state["id"], answer))
+    _reply(_message(state["id"], "v", answer))
     _exit(0)
 
 

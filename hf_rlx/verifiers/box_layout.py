@@ -69,16 +69,15 @@ class Layout:
 
 
 def _package_files(name: str) -> list[str]:
-    """What an importable package needs: itself, its shared libraries, and the metadata beside it."""
+    """What an importable package needs: itself, and the shared libraries beside it."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         return []
     origin = Path(spec.origin)
     if spec.submodule_search_locations is None:
         return [str(origin)]
-    home = origin.parent.parent
-    around = [home / f"{name}.libs", *home.glob(f"{name}-*.dist-info")]
-    return [str(origin.parent), *(str(p) for p in around if p.exists())]
+    libraries = origin.parent.parent / f"{name}.libs"
+    return [str(origin.parent), *([str(libraries)] if libraries.exists() else [])]
 
 
 def python_layout(packages: Sequence[str] = PACKAGES) -> Layout:
@@ -92,7 +91,8 @@ def python_layout(packages: Sequence[str] = PACKAGES) -> Layout:
     python = os.path.realpath(sys.executable)
     library = Path(sysconfig.get_path("stdlib"))
     base = [python, str(library), sysconfig.get_path("platstdlib", vars={"platbase": sys.base_prefix})]
-    base += [str(p) for p in Path(sys.base_prefix, "lib").glob("lib*.so*")]  # libpython, and Conda's libraries
+    own = [p for p in Path(sys.base_prefix, "lib").glob("lib*.so*") if Path("/usr/lib") not in p.resolve().parents]
+    base += [str(p) for p in own]  # libpython, and Conda's libraries
     found = [file for name in packages for file in _package_files(name)]
     homes = sorted({str(Path(file).parent) for file in found})
     system = [p for p in (*_SYSTEM, *_SYSTEM_FILES) if os.path.exists(p)]
@@ -102,6 +102,15 @@ def python_layout(packages: Sequence[str] = PACKAGES) -> Layout:
     path = (*standard, str(library / "lib-dynload"), *homes)
     read = tuple(dict.fromkeys([*system, *base, *found]))
     return Layout(python, tuple(p for p in read if os.path.exists(p)), tuple(homes), path, env)
+
+
+def outermost(paths: Sequence[str]) -> list[str]:
+    """The paths with links resolved, without those that lie in another of them."""
+    kept: list[str] = []
+    for path in sorted({os.path.realpath(p) for p in paths}):
+        if not kept or not f"{path}/".startswith(f"{kept[-1]}/"):
+            kept.append(path)
+    return kept
 
 
 def bubblewrap_files(layout: Layout) -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import select
@@ -23,7 +24,7 @@ import sys
 from typing import Any
 
 from hf_rlx.verifiers import landlock, seccomp
-from hf_rlx.verifiers.box_layout import Layout, Limits, bubblewrap_arguments, bubblewrap_files
+from hf_rlx.verifiers.box_layout import Layout, Limits, bubblewrap_arguments, bubblewrap_files, outermost
 
 _NEW_MOUNTS, _PRIVATE, _BIND, _NO_SUID, _NO_DEV = 0x20000, (1 << 18) | (1 << 14), 4096 | (1 << 14), 2, 4
 _SUBREAPER, _PARENT_DEATH, _DROP_BOUND = 36, 1, 24
@@ -148,14 +149,18 @@ class Nursery:
     def __init__(self, link: socket.socket, settings: dict[str, Any]) -> None:
         self.link = link
         self.level: str = settings["level"]
-        self.layout = Layout(**{k: tuple(v) if isinstance(v, list) else v for k, v in settings["layout"].items()})
+        self.layout = Layout(**settings["layout"])
         self.limits = Limits(**settings["limits"])
         self.base: str = settings["base"]
         self.bwrap: str = settings["bwrap"]
         self.first_uid: int = settings["first_uid"]
         self.abi: int = settings["abi"]
         self.files = bubblewrap_files(self.layout)
+        self.readable = outermost(self.layout.read)
         self.machine = seccomp.known_machine() or ""
+        self.filter = b""
+        if self.level == "strong":
+            self.filter = seccomp.build_filter(self.machine, alone=True)
         self.drops = False  # boxes run as a user of their own
         self.mounts = False  # this process has a mount namespace of its own
         self.running: dict[int, tuple[int, int, str]] = {}  # process id -> box, status descriptor, own folder
@@ -264,7 +269,7 @@ class Nursery:
             os.dup2(descriptor, target, inheritable=True)
         if self.level == "strong":
             filter_fd, write_end = os.pipe()
-            os.write(write_end, seccomp.build_filter(self.machine, alone=True))
+            os.write(write_end, self.filter)
             os.dup2(filter_fd, 4)
             os.set_inheritable(4, True)  # also when it was 4 already
         os.closerange(5 if self.level == "strong" else 4, 4096)
@@ -283,7 +288,7 @@ class Nursery:
         if self.level == "medium":
             seccomp.forbid_new_privileges()
             write = [folder, "/dev/null"]
-            landlock.restrict([*self.layout.read, *_DEVICES], self.layout.listed, write, self.abi)
+            landlock.restrict([*self.readable, *_DEVICES], self.layout.listed, write, self.abi)
             seccomp.install(seccomp.build_filter(self.machine, alone=False, pid=os.getpid()))
         os.execve(program[0], program, env)
 
@@ -347,5 +352,6 @@ def main() -> None:
     sys.setswitchinterval(1)
     nursery = Nursery(link, settings)
     nursery.prepare()
+    gc.freeze()  # children then share these pages
     link.send(json.dumps({"drops": nursery.drops, "notes": nursery.notes}).encode())
     nursery.serve()

@@ -69,11 +69,13 @@ class BoxKind:
 
 @dataclass(frozen=True)
 class Ended:
-    """A program's end: exit code (negative: signal), what it printed, the start of what it complained."""
+    """A program's end: exit code (negative: signal), what it printed, the start of what it complained, and how long
+    it took since it was given its job."""
 
     code: int
     out: bytes
     err: bytes
+    seconds: float = 0.0
 
 
 @dataclass
@@ -81,8 +83,10 @@ class Box:
     """One box. `kill` it in any case.
 
     Attributes:
-        ident: its number at the nursery. counted: threads are counted by box.
-        scratch: folder of its own that it may write, as it sees it.
+        ident: its number at the nursery.
+        control, reply, out, err, status: our ends of its pipes.
+        outgoing: what is to be sent. line, printed, complained, answer: what came from the other four.
+        ended: the pipes that are at their end. complaints: bytes on the error stream.
     """
 
     ident: int
@@ -98,7 +102,6 @@ class Box:
     complained: bytearray = field(default_factory=bytearray)
     answer: bytearray = field(default_factory=bytearray)
     ended: set[int] = field(default_factory=set)
-    fed: bool = False
     complaints: int = 0
 
     def wait_ready(self) -> None:
@@ -173,6 +176,11 @@ class Box:
         if self.control < 0:
             return
         self.nursery.tell({"do": "kill", "id": self.ident})
+        self.__del__()
+
+    def __del__(self) -> None:
+        if self.control < 0:
+            return
         for descriptor in (self.control, self.reply, self.out, self.err, self.status):
             os.close(descriptor)
         self.control = -1
@@ -260,12 +268,12 @@ class Nursery:
         self.base = tempfile.mkdtemp(prefix="hf_rlx-")
         os.chmod(self.base, 0o755)
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        settings = {"level": kind.level, "layout": asdict(kind.layout), "limits": asdict(kind.limits)}
+        settings: dict[str, Any] = {"level": kind.level, "layout": asdict(kind.layout), "limits": asdict(kind.limits)}
         settings |= {"base": self.base, "bwrap": kind.bwrap, "abi": kind.abi, "first_uid": _FIRST_UID}
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _bootstrap()],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
@@ -324,7 +332,7 @@ class Nursery:
         told = self.tell({"do": "start", "id": ident, "uid": uid, "work": work}, theirs)
         for descriptor in theirs:
             os.close(descriptor)
-        box = Box(ident, self, *ours)
+        box = Box(ident, self, ours[0], ours[1], ours[2], ours[3], ours[4])
         if not told:
             box.kill()
             raise BoxFailureError("the nursery is gone")

@@ -8,7 +8,6 @@ candidate's functions.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -18,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hf_rlx.verifiers.box_layout import PACKAGES, Limits
-from hf_rlx.verifiers.boxes import BoxFailureError, CandidateError, new_id
+from hf_rlx.verifiers.boxes import BoxFailureError, CandidateError, Ended, new_id
 from hf_rlx.verifiers.code_tests import AssertTests, CallTest, CodeTests, complete_program, extract_code, parse_tests
 from hf_rlx.verifiers.sandbox import CandidateRaisedError, Job, Sandbox, Wanted, call
 from hf_rlx.verifiers.text import Completion, column_of, completion_text
@@ -191,15 +190,20 @@ class CodeVerifier:
             self._until_canary = self.canary_every - upcoming
 
     def _attempt(self, program: str, tests: CodeTests) -> Verdict:
-        deadline = time.monotonic() + self.time_limit
+        left = self.time_limit  # of the time in boxes; waiting for one is not the candidate's
         try:
-            if tests.calls and (reason := self._wrong_call(program, tests.calls, deadline)):
-                return Verdict("wrong", reason)
+            if tests.calls:
+                start = time.monotonic()
+                if reason := self._wrong_call(program, tests.calls, left):
+                    return Verdict("wrong", reason)
+                left -= time.monotonic() - start if tests.programs else 0.0
             for test in tests.programs:
-                if reason := self._wrong_output(program, test.stdin, test.stdout, deadline):
+                ended = self.sandbox.run_program(program, test.stdin, max(left, 0.0))
+                left -= ended.seconds
+                if reason := self._wrong_output(ended, test.stdout):
                     return Verdict("wrong", reason)
             if tests.asserts is not None:
-                return self._asserted(program, tests.asserts, deadline)
+                return self._asserted(program, tests.asserts, left)
         except (CandidateError, ProtocolError) as error:
             return Verdict("wrong", str(error))
         except BoxFailureError as error:
@@ -208,33 +212,31 @@ class CodeVerifier:
             return Verdict("failed", f"tests: {error}")
         return Verdict("right", "all tests passed")
 
-    def _wrong_call(self, program: str, tests: Sequence[CallTest], deadline: float) -> str:
+    def _wrong_call(self, program: str, tests: Sequence[CallTest], seconds: float) -> str:
         """Why the first wrong call is wrong; "" when all are right."""
-        with self.sandbox.load(program, deadline - time.monotonic()) as job:
+        with self.sandbox.load(program, seconds) as job:
             for number, test in enumerate(tests):
                 value = decode(call(job, test.name, test.args, test.kwargs))
                 if not equal(value, test.expected, self.float_tolerance):
                     return f"test {number}: wrong value"
         return ""
 
-    def _wrong_output(self, program: str, stdin: str, stdout: str, deadline: float) -> str:
-        ended = self.sandbox.run_program(program, stdin, deadline - time.monotonic())
+    def _wrong_output(self, ended: Ended, stdout: str) -> str:
+        """Why the end of a program is wrong; "" when it is right."""
         if ended.code != 0:
             complaint = ended.err.decode(errors="replace").strip().rpartition("\n")[2]
             return f"exit code {ended.code}: {complaint}"[:200]
         printed = ended.out.decode("utf-8", errors="replace")
         return "" if same_text(printed, stdout, self.float_tolerance) else "wrong output"
 
-    def _asserted(self, program: str, tests: AssertTests, deadline: float) -> Verdict:
+    def _asserted(self, program: str, tests: AssertTests, seconds: float) -> Verdict:
         """Run test code in a box of its own; its calls of the candidate are forwarded, one at a time."""
-        content = {"mode": "tests", "id": new_id(), "setup": tests.setup, "tests": list(tests.sources)}
+        content: dict[str, Any] = {"mode": "tests", "id": new_id(), "setup": tests.setup, "tests": list(tests.sources)}
         content |= {"stand_ins": list(tests.stand_ins), "entry_point": tests.entry_point}
-        with contextlib.ExitStack() as stack:
-            candidate = stack.enter_context(self.sandbox.load(program, deadline - time.monotonic()))
-            asking = stack.enter_context(self.sandbox.open(content, deadline - time.monotonic()))
+        with self.sandbox.open(content, seconds) as asking, self.sandbox.load(program, seconds) as candidate:
             ident, calls = content["id"], 0
             while True:
-                message = asking.box.read_message(ident, deadline)
+                message = asking.box.read_message(ident, candidate.deadline)
                 if "fn" not in message:
                     return _verdict_of(message.get("v"), calls)
                 calls += 1

@@ -1,6 +1,6 @@
 """Tests of code as datasets write them, read into three kinds.
 
-A cell of the column `tests` is one of these, or its JSON text; keys that are None count as absent, as Arrow fills them in:
+A cell of the column `tests` is one of these, or its JSON text. Keys that are None count as absent, as Arrow adds them:
 
     [{"call": "add", "args": [1, 2], "kwargs": {}, "expected": 3}, ...]   values, compared outside of the box;
                                                  "Class.method" calls a method of a new instance
@@ -9,11 +9,11 @@ A cell of the column `tests` is one of these, or its JSON text; keys that are No
     ["assert add(1, 2) == 3", ...]               MBPP: statements that call the candidate's functions
     {"asserts": [...], "setup": "import math"}   the same with code that comes before them
     {"test": "def check(candidate): ...", "entry_point": "add", "prompt": "def add(a, b):"}
-                                                 HumanEval: "prompt" is what a completion may continue, and what gives
-                                                 the tests its helper functions
+                                                 HumanEval: "prompt" is what a completion may continue, and where
+                                                 the tests find helper functions
 
-Values that tests pass and compare are None, bool, int, float, str, list, tuple, set, dict; they are passed by value, so a
-function that changes its arguments in place cannot be tested by them.
+Values that tests pass and compare are None, bool, int, float, str, list, tuple, set, dict. They are passed by value, so
+a function that changes its arguments in place cannot be tested by them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n`]*$")
 _CODE = re.compile(r"^\s*(?:(?:async )?def |class |import |from \w+ import |print\(|return )", re.MULTILINE)
-_PYTHON = ("", "python", "py", "python3", "py3", "python2")
+PYTHON = ("", "python", "py", "python3", "py3", "python2")
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ def _from_dict(cell: dict[str, Any]) -> CodeTests:
         pairs = list(zip(cell["inputs"], cell["outputs"], strict=True))
         if not pairs:
             raise ValueError("no test at all")
-        if name := cell.get("fn_name"):
-            return CodeTests(calls=tuple(CallTest(name, list(a), {}, b) for a, b in pairs))
+        if function := cell.get("fn_name"):
+            return CodeTests(calls=tuple(CallTest(str(function), list(a), {}, b) for a, b in pairs))
         return CodeTests(programs=tuple(ProgramTest(str(a), str(b)) for a, b in pairs))
     raise ValueError(f"tests of no known format; the keys are {sorted(cell)}")
 
@@ -171,8 +171,8 @@ def _asserts(sources: Sequence[str], setup: str) -> AssertTests:
     return AssertTests(setup, tuple(sources), tuple(sorted(used - made)))
 
 
-def extract_code(text: str) -> str | None:
-    """The program in a completion: its fenced block of Python, or the whole text where there is no fence.
+def extract_code(text: str, tags: Sequence[str] = PYTHON) -> str | None:
+    """The program in a completion: its fenced block with one of the tags, or the whole text where there is no fence.
 
     What stands before the last `</think>` is no answer. A last block that is not closed counts (the model ended),
     and so does code before a single bare fence (the prompt opened it). Two different blocks are refused, None: which
@@ -181,20 +181,21 @@ def extract_code(text: str) -> str | None:
     text = text.rpartition("</think>")[2].replace("\r\n", "\n")
     blocks: list[str] = []
     opened: str | None = None
-    tag, before, inside = "", [], []
-    fences = 0
+    before: list[str] = []
+    inside: list[str] = []
+    tag, fences = "", 0
     for line in text.split("\n"):
         found = _FENCE.match(line)
         if found and opened is None:
             fences += 1
             opened, tag, inside = found[1], found[2].lower(), []
         elif found and found[1].startswith(opened or "") and not found[2]:
-            if tag in _PYTHON:
+            if tag in tags:
                 blocks.append("\n".join(inside) + "\n")
             opened = None
         else:
             (before if opened is None else inside).append(line)
-    if opened is not None and tag in _PYTHON:
+    if opened is not None and tag in tags:
         rest = "\n".join(inside)
         if fences == 1 and not tag and not _CODE.search(rest) and _CODE.search("\n".join(before)):
             return "\n".join(before) + "\n"

@@ -114,6 +114,6 @@ def _check_power(base: Fraction | None, exponent: Fraction) -> None:
         return
     if base == 0 and exponent < 0:
         raise TooLarge("a division by zero")
-    size = max(base.numerator.bit_length(), base.denominator.bit_length())
-    if base not in (0, 1, -1) and size * abs(exponent) > _BITS + size:
+    size = math.log2(max(abs(base.numerator), base.denominator))
+    if size * abs(exponent) > _BITS:
         raise TooLarge(f"a number of more than {MAX_DIGITS} digits")

@@ -10,6 +10,7 @@ import ctypes
 import os
 import struct
 from collections.abc import Iterable
+from functools import cache
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # the same numbers on every architecture
 _PATH_BENEATH = 1
@@ -21,14 +22,18 @@ _FILES = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1
 _FILES_NEWEST, _TCP, _SCOPES = (1 << 16) - 1, 0b11, 0b11
 
 
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def _call(number: int, *arguments: object) -> int:
     """The system call's result.
 
     Raises:
         OSError: with its errno.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    result = libc.syscall(ctypes.c_long(number), *arguments)
+    result = _libc().syscall(ctypes.c_long(number), *arguments)
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"Landlock (system call {number}): {os.strerror(code)}")

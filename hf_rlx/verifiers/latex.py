@@ -63,6 +63,7 @@ _ENDS = {")", "]", "}", "\\}", "\\rangle", "|", "\\rvert", "\\rfloor", "\\rceil"
 _PAIRS = {"|": ("|", "abs"), "\\lvert": ("\\rvert", "abs"), "\\lfloor": ("\\rfloor", "floor")}
 _PAIRS |= {"\\lceil": ("\\rceil", "ceil")}
 _MONEY = {"\\$": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen"}
+_ALL_REALS = {"all real numbers", "all reals", "all real values"}
 _DECORATED = {"\\overline", "\\bar", "\\vec", "\\hat", "\\tilde", "\\overrightarrow"}
 
 
@@ -200,7 +201,8 @@ class _Parser:
         # A roman letter is a variable or a constant, an upright `\text{B}` is an option.
         single = self.at == start + 1 and self.tokens[start].kind == "text" and self.tokens[start].roman
         if found and not single and (self.at_end() or self.sees(*RELATIONS, "\\approx")):
-            return Node("text", " ".join("".join(f" {w}" for w in found).split()))
+            text = " ".join("".join(f" {w}" for w in found).split())
+            return Node("const", "R") if text.lower() in _ALL_REALS else Node("text", text)
         self.at = start
         return None
 

@@ -73,7 +73,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|nolimits|phantom\{[^{}]*\})(?![A-Za-z])", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
-        (r"\\(?:[,;:! ]|q?quad(?![A-Za-z]))|~", " "),
+        (r"(?<!\\)\\(?:[,;:! ]|q?quad(?![A-Za-z]))|~", " "),
         (r"\\(?:lbrace)(?![A-Za-z])", r"\\{"),
         (r"\\(?:rbrace)(?![A-Za-z])", r"\\}"),
         (r"\\(?:lbrack)(?![A-Za-z])", "["),
@@ -90,6 +90,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\[()\[\]]|\*\*|`|(?<!\\)\$", " "),
     )
 )
+_DOUBLED = re.compile(r"\\(?=\\[A-Za-z])")  # escaped once too often; in a matrix it ends a row
 _TEXT = r"\\(?P<command>text(?:bf|it|rm|sf|normal)?|mbox|mathrm|mathbf|mathit|operatorname|boldsymbol|rm|bf)\s*"
 _TOKEN = re.compile(
     r"(?P<space>\s+)"
@@ -118,6 +119,8 @@ def _rewritten(match: re.Match[str], how: str) -> str:
 def normalise(text: str) -> str:
     """The answer without mark-up: dollars, spacing and sizing commands, look-alike characters."""
     text = text.translate(_CHARACTERS)
+    if "matrix" not in text:
+        text = _DOUBLED.sub("", text)
     for pattern, new in _REWRITES:
         if new in ("super", "sub", "joined"):
             text = pattern.sub(lambda match, how=new: _rewritten(match, how), text)  # type: ignore[misc]
@@ -156,7 +159,7 @@ def tokenize(text: str) -> list[Token]:
         elif kind == "num":
             found.append(Token("num", value, spaced))
         elif kind == "letters":
-            found += _letters(value, found, spaced, text[position:], whole=len(value) == len(text))
+            found += _letters(value, found, spaced, text[position:])
         else:
             found.append(Token("sym", value, spaced) if value[1:] in _GREEK else Token("op", value, spaced))
             if value in ("(", "[", "{", "\\{"):
@@ -175,7 +178,7 @@ def _text_tokens(command: str, content: str, spaced: bool) -> list[Token]:
     return [Token("text", word, spaced, roman) for word in content.split()]
 
 
-def _letters(run: str, before: list[Token], spaced: bool, rest: str, whole: bool) -> list[Token]:
+def _letters(run: str, before: list[Token], spaced: bool, rest: str) -> list[Token]:
     """One word, or one symbol a letter."""
     after_number = bool(before) and (before[-1].kind in ("num", "text", "word") or before[-1].text in ("}", "/"))
     if run in FUNCTIONS and (run not in _NEEDS_BRACKET or rest.lstrip().startswith(("(", "{"))):
@@ -184,6 +187,6 @@ def _letters(run: str, before: list[Token], spaced: bool, rest: str, whole: bool
         return [Token("word", run, spaced)]
     if len(run) > 1 and after_number and run in PLAIN_UNITS:
         return [Token("text", run, spaced)]
-    if len(run) >= 4 or (len(run) > 1 and run[0].isupper()) or (whole and run in _SHORT_WORDS):
+    if len(run) >= 4 or (len(run) > 1 and run[0].isupper()) or run in _SHORT_WORDS:
         return [Token("word", run, spaced)]
     return [Token("sym", letter, spaced and index == 0) for index, letter in enumerate(run)]

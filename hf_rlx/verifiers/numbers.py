@@ -11,6 +11,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Literal, get_args
 
+from hf_rlx.verifiers.answers import HASH, last_boxed
 from hf_rlx.verifiers.text import Completion, column_of, completion_text
 
 Extract = Literal["last", "first", "boxed", "hash", "answer_line", "whole"]
@@ -29,7 +30,6 @@ _NUMBER = re.compile(
 )
 _LATEX_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|([0-9]))\s*(?:\{([^{}]*)\}|([0-9]))")
 _ANSWER = re.compile(r"\banswer\b(?:\s+is)?[\s:*=]*(?P<tail>[^\n]*)", re.IGNORECASE)
-_HASH = re.compile(r"####[ \t]*(?P<tail>[^\n]*)")
 # Mark-up that changes how a number looks but not what it is. Applied in order.
 _CLEAN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), new)
@@ -82,20 +82,6 @@ def _clean(text: str) -> str:
     return _LATEX_FRACTION.sub(_fraction_to_slash, text)
 
 
-def _last_boxed(text: str) -> str | None:
-    """Contents of the last `\\boxed{...}`, braces balanced; None when there is none or it never closes."""
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return None
-    start += len("\\boxed{")
-    depth = 1
-    for position in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
-        if depth == 0:
-            return text[start:position]
-    return None
-
-
 def _only_number(span: str) -> Fraction | None:
     """The number of a span that states exactly one, with words around it at most; `x = 42` counts as 42.
 
@@ -135,9 +121,9 @@ def extract_number(text: str, extract: Extract = "last") -> Fraction | None:
         matches = list(_NUMBER.finditer(_clean(text)))
         return _value(matches[0 if extract == "first" else -1]) if matches else None
     if extract == "boxed":
-        span = _last_boxed(text)
+        span = last_boxed(text)
         return None if span is None else _only_number(span)
-    found = list((_HASH if extract == "hash" else _ANSWER).finditer(text))
+    found = list((HASH if extract == "hash" else _ANSWER).finditer(text))
     if not found:
         return None
     tail = found[-1]["tail"]

@@ -16,6 +16,7 @@ import logging
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -74,11 +75,11 @@ def tries(secret, outside, port, victim):
     return wrong
 '''
 
-_ADVICE = """To get a level: install bubblewrap (`apt-get install bubblewrap`) where user namespaces are allowed, or use
-a kernel with Landlock (Linux 5.13 or newer, with `landlock` in /sys/kernel/security/lsm) and seccomp. Where Ubuntu's
+_ADVICE = """To get a level: install bubblewrap (`apt-get install bubblewrap`) where user namespaces are allowed,
+or use a kernel with seccomp and Landlock (Linux 5.13 or newer, `landlock` in /sys/kernel/security/lsm). Where Ubuntu's
 AppArmor blocks it ("setting up uid map: Permission denied"), allow it: a file /etc/apparmor.d/bwrap that says
-`abi <abi/4.0>, include <tunables/global> profile bwrap /usr/bin/bwrap flags=(unconfined) { userns, }`, then `systemctl
-reload apparmor`. To run code of a model with nothing around it, pass allow_unsafe_execution=True in Python."""
+`abi <abi/4.0>, include <tunables/global> profile bwrap /usr/bin/bwrap flags=(unconfined) { userns, }`, then
+`systemctl reload apparmor`. To run code of a model with nothing around it: allow_unsafe_execution=True in Python."""
 
 
 class SandboxUnavailable(RuntimeError):  # noqa: N818 - it says what is the case
@@ -102,10 +103,8 @@ class Job:
 
 def _kind_of(level: Level, layout: Layout, limits: Limits, landlock_abi: int | None) -> BoxKind | str:
     """What boxes of this level are like, or why there are none here."""
-    if level == "unsafe":
-        return BoxKind(level, layout, limits)
     if seccomp.known_machine() is None:
-        return "seccomp filters are known here for 64-bit x86_64 and aarch64 only"
+        return "boxes need Linux on 64-bit x86_64 or aarch64"
     if level == "strong":
         program = shutil.which("bwrap")
         return BoxKind(level, layout, limits, program) if program else "bubblewrap (bwrap) is not on the PATH"
@@ -218,7 +217,7 @@ class Sandbox:
         self.warm = warm
         self.findings: dict[str, str] = {}
         self._kind = self._probe(level, python_layout(packages).with_paths(read), limits or Limits(), landlock_abi)
-        if self._kind is None and allow_unsafe_execution:
+        if self._kind is None and allow_unsafe_execution and sys.platform == "linux":
             self._kind = BoxKind("unsafe", python_layout(packages), limits or Limits())
             warnings.warn(
                 "code of the model runs on this machine without a sandbox (allow_unsafe_execution=True): it can read "
@@ -323,7 +322,8 @@ class Sandbox:
         """
         content = {"mode": "program", "code": code, "stdin": stdin.encode("utf-8", "surrogatepass")}
         with self.open(content, seconds) as job:
-            return job.box.finish(job.deadline)
+            start = time.monotonic()
+            return replace(job.box.finish(job.deadline), seconds=time.monotonic() - start)
 
     @contextlib.contextmanager
     def folder(self) -> Iterator[Folder]:
@@ -331,13 +331,6 @@ class Sandbox:
         nursery = self._living()
         with nursery.work_folder() as name:
             yield Folder(self, nursery, name)
-
-    def with_limits(self, **changes: int) -> Sandbox:
-        """A sandbox of the same level with other limits; boxes of its own."""
-        other = Sandbox.__new__(Sandbox)
-        other.__setstate__(self.__getstate__())
-        other._kind = replace(self.kind, limits=replace(self.kind.limits, **changes))
-        return other
 
     def close(self) -> None:
         """End every box and the process that keeps them; a later job starts them again. Idempotent."""
@@ -357,7 +350,11 @@ class Folder:
     name: str
 
     def run(
-        self, argv: Sequence[str], seconds: float, files: dict[str, str] | None = None, env: dict[str, str] | None = None
+        self,
+        argv: Sequence[str],
+        seconds: float,
+        files: dict[str, str] | None = None,
+        env: dict[str, str] | None = None,
     ) -> Ended:
         """Write files into the folder, then run a program in it, which must be readable in the box (`read`).
 

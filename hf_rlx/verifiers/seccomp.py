@@ -20,6 +20,7 @@ import errno
 import os
 import platform
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -180,7 +181,9 @@ def _assemble(rules: dict[str, Program], machine: str, newest: int | None) -> by
 
 
 def known_machine() -> str | None:
-    """This machine's name when its call numbers are known and the process is a 64-bit one, else None."""
+    """This machine's name when its call numbers are known and this is a 64-bit process on Linux, else None."""
+    if sys.platform != "linux":
+        return None
     machine = {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
     return machine if machine in _AUDIT and struct.calcsize("P") == 8 else None
 

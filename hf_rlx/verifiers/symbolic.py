@@ -1,13 +1,15 @@
 """Algebra on answers with SymPy. Runs in the worker processes of `workers` only: any call may take for ever.
 
-Two expressions are equal when they are the same real function: at every sampled real point both are defined and have
-the same value, or neither is defined; and then the difference is shown to be zero. Sampling comes first: it is quick
-and decides nearly every wrong answer.
+Two expressions are equal when they are the same real function: at every real point tried, both have the same value or
+neither has one. A few digits decide nearly every wrong answer; a right one agrees to hundreds of digits at points of
+both signs and many sizes, or its difference to gold expands to zero. That is as sure as SymPy's `simplify`, which may
+not find a proof, or not end.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,10 +22,12 @@ from hf_rlx.verifiers.latex import Node, read
 from hf_rlx.verifiers.latex_tokens import normalise
 
 _DIGITS = 50  # of the samples
-_FAR = Rational(1, 10**30)  # relative; farther apart than this is different
-_MANY_DIGITS = 400  # where no proof is found
-# Both signs, small and large, no two with a simple relation.
-_POINTS = [Rational(p, q) for p, q in [(17, 11), (-13, 7), (5, 23), (-19, 29), (307, 3), (-211, 5), (8, 9), (-31, 4)]]
+_REAL = Rational(1, 10**30)  # a relative imaginary part below this is none
+# Both signs, small and large, no two with a simple relation. The next variable's value stands three places on, so all
+# four pairs of signs occur.
+_FRACTIONS = [(17, 11), (-13, 7), (5, 23), (307, 3), (-19, 29), (-211, 5), (8, 9), (-31, 4), (-20011, 7), (10007, 3)]
+_POINTS = [Rational(p, q) for p, q in _FRACTIONS]
+_WHOLE = [sympy.Integer(n) for n in (2, 3, 7, 10, 12, 5)]
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(sympy, name) for name in ["sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh"]},
     **{name: getattr(sympy, name) for name in ["asin", "acos", "atan", "exp", "floor"]},
@@ -124,14 +128,25 @@ class Sympy:
             return False
         if self.rules.decimals is not None and not (left.free_symbols | right.free_symbols):
             return bool(abs(sympy.N(left - right, _DIGITS)) <= Rational(1, 2 * 10**self.rules.decimals))
-        return self.samples_agree(left, right, _DIGITS) and self.proved_zero(left, right)
+        if not self.samples_agree(left, right, _DIGITS):
+            return False
+        return sympy.expand(left - right) == 0 or self.samples_agree(left, right, _deciding_digits(left, right))
 
     def samples_agree(self, left: Expr, right: Expr, digits: int) -> bool:
-        """Whether both have the same values, and are undefined, at the same points."""
+        """Whether both have the same value or none at every point tried, to this many digits."""
         symbols = sorted(left.free_symbols | right.free_symbols, key=str)
-        complex_valued = left.has(sympy.I) or right.has(sympy.I) or not symbols
-        compared = 0
         points = [p for p in _POINTS if p > 0 or not self.rules.positive]
+        agreed = self.agree_at(points, symbols, left, right, digits)
+        if agreed is None:  # powers of -1 and the like have values at whole numbers only
+            agreed = self.agree_at(_WHOLE, symbols, left, right, digits)
+        return agreed is True
+
+    def agree_at(
+        self, points: list[Rational], symbols: list[Symbol], left: Expr, right: Expr, digits: int
+    ) -> bool | None:
+        """See `samples_agree`; None where neither has a value anywhere."""
+        complex_valued = left.has(sympy.I) or right.has(sympy.I) or not symbols
+        compared = False
         for shift in range(len(points) if symbols else 1):
             place = {s: points[(shift + 3 * n) % len(points)] for n, s in enumerate(symbols)}
             values = [sympy.N(x.subs(place), digits) for x in (left, right)]
@@ -141,22 +156,10 @@ class Sympy:
             if not all(defined):
                 continue
             size = max([abs(v) for v in values] + [S.One])
-            if abs(values[0] - values[1]) > size * _FAR ** max(1, digits // _DIGITS):
+            if abs(values[0] - values[1]) > size * Rational(1, 10 ** (digits - 20)):
                 return False
-            compared += 1
-        return compared > 0
-
-    def proved_zero(self, left: Expr, right: Expr) -> bool:
-        """Whether the difference of two expressions that agree at the samples is zero everywhere."""
-        difference = left - right
-        if not difference.free_symbols and difference.is_algebraic:
-            return bool(sympy.minimal_polynomial(difference) == Symbol("x"))
-        positive = {s: Symbol(s.name, positive=True) for s in difference.free_symbols}
-        for candidate in (difference, difference.subs(positive)):
-            if sympy.expand(candidate) == 0 or sympy.simplify(candidate) == 0:
-                return True
-        # An identity that simplify misses; no other difference of short expressions vanishes to so many digits.
-        return self.samples_agree(left, right, _MANY_DIGITS)
+            compared = True
+        return True if compared else None
 
     def factor(self, left: Expr, right: Expr) -> Expr | None:
         """The number c with left = c * right, other than zero; None where there is none."""
@@ -243,13 +246,19 @@ def _root(value: Expr, degree: Expr) -> Expr:
     return value ** (1 / degree)
 
 
+def _deciding_digits(left: Expr, right: Expr) -> int:
+    """More digits than two expressions of such numbers can have in common without being equal."""
+    sizes = [max(abs(n.p), n.q).bit_length() * math.log10(2) for n in (left.atoms(Rational) | right.atoms(Rational))]
+    return min(3000, 2 * _DIGITS + 3 * int(sum(sizes)))
+
+
 def _is_number(value: Any) -> bool:
     return bool(value.is_number) and not value.has(sympy.nan, sympy.zoo, sympy.oo) and value.is_finite is not False
 
 
 def _is_real(value: Any) -> bool:
     imaginary = sympy.im(value)
-    return bool(abs(imaginary) <= _FAR * (1 + abs(value)))
+    return bool(abs(imaginary) <= _REAL * (1 + abs(value)))
 
 
 def _variables(node: Node) -> set[str]:

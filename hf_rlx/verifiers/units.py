@@ -65,6 +65,10 @@ _NO_UNIT = set(
     "incorrect i pi alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau phi chi psi "
     "omega sin cos tan log ln exp squared cubed".split()
 )
+_CHANGES_VALUE = set(
+    "not or to plus minus times over half halves third thirds fourth fourths quarter quarters fifth fifths fold factorial "
+    "mod modulo choose divided multiplied pi e i squared cubed sqrt alpha beta theta log ln sin cos tan x y z n".split()
+)
 _WORD = re.compile(r"[^\W\d_]+\.?(?:[^\W\d_]+\.?)*|\^-?\d+|\d|/|¢")
 
 
@@ -110,3 +114,8 @@ def _one(word: str) -> str:
             return _CANONICAL[candidate]
     lower = bare.lower()
     return lower[:-1] if len(lower) > 3 and lower.endswith("s") and not lower.endswith("ss") else lower
+
+
+def changes_value(word: str) -> bool:
+    """Whether a word behind a number makes it another number, or no answer: `5 squared`, `2 pi`, `5 or`."""
+    return word.lower() in _CHANGES_VALUE

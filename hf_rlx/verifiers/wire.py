@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 DEPTH, DIGITS, SIZE = 40, 1300, 1 << 20
-HASHED = 10_000
-"""Elements of all sets and dicts of one value: numbers can be chosen to collide, and then each costs a walk."""
+HASHED = 3000
+"""Large integers, floats and tuples in the sets and dicts of one value: such can be chosen to collide, and then each
+costs a walk past all others. Texts and small integers cannot."""
 
 
 class ProtocolError(Exception):
@@ -56,13 +57,18 @@ class _Builder:
         items = [self.build(item, depth + 1) for item in body]
         if key == "t":
             return tuple(items)
-        self.hashed += len(items)
-        if self.hashed > HASHED:
-            raise ProtocolError("too many elements in sets or dicts")
         try:
+            names = items if key == "s" else [name for name, _ in items]
+            self.hashed += sum(map(_may_collide, names))
+            if self.hashed > HASHED:
+                raise ProtocolError("too many numbers in sets or dicts")
             return set(items) if key == "s" else {name: item for name, item in items}  # noqa: C416
         except (TypeError, ValueError) as error:  # unhashable, or no pairs
             raise ProtocolError("a set or dict that cannot be") from error
+
+
+def _may_collide(value: Any) -> bool:
+    return not (isinstance(value, str) or (isinstance(value, int) and value.bit_length() <= 60))
 
 
 def parse_line(line: bytes) -> dict[str, Any]:

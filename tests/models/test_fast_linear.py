@@ -177,6 +177,20 @@ def test_sampling_copies_equal_the_model():
                     torch.testing.assert_close(model(input_ids=ids).logits, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_layers_that_share_an_input():
+    """q, k and v come from one product with the same input, and from their own input where they get another one."""
+    model = get_peft_model(tiny.causal_lm("qwen2"), tiny.lora())  # its q, k and v have biases, its o has none
+    tiny.randomise_lora(model)
+    attention = model.get_base_model().model.layers[0].self_attn
+    x, y = torch.randn(2, 1, 32), torch.randn(2, 1, 32)
+    calls = [("q_proj", x), ("k_proj", x), ("v_proj", x), ("q_proj", x), ("v_proj", y), ("k_proj", y), ("q_proj", x)]
+    with torch.no_grad():
+        expected = [getattr(attention, name)(states) for name, states in calls]
+        with packed_for_sampling(model, 8):
+            actual = [getattr(attention, name)(states) for name, states in calls]
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_sampling_copies_leave_no_trace():
     model = get_peft_model(tiny.causal_lm(), tiny.lora())
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -194,3 +208,13 @@ def test_sampling_leaves_other_adapters_alone():
         expected = peft(x)
         with packed_for_sampling(peft, 8):
             assert torch.equal(peft(x), expected)
+
+
+def test_a_hooked_layer_is_not_packed():
+    """A hook on the base layer must still run."""
+    peft, _ = nets()
+    seen = []
+    peft.get_base_model().up.base_layer.register_forward_hook(lambda *_: seen.append(1))
+    with torch.no_grad(), packed_for_sampling(peft, 8):
+        peft(torch.randn(2, 12))
+    assert seen == [1]

@@ -1,0 +1,343 @@
+"""Mathematical answers: right only when shown to be equal, wrong within two seconds otherwise.
+
+An answer goes through four gates. It is read whole or not at all (`latex`); what is too long, too deep or too large to
+write down is refused unread; numbers are compared exactly in this process (`exact`, `compare`); only what is left,
+roots and formulas, goes to SymPy in a process that is killed at its limit (`symbolic`, `workers`).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, get_args
+
+from hf_rlx.verifiers.answers import HASH, Place, candidates, joint_boxes
+from hf_rlx.verifiers.compare import ExactOnly, NeedsAlgebra, Rules, agree
+from hf_rlx.verifiers.exact import TooLarge, exact
+from hf_rlx.verifiers.latex import Node, NotReadable, read
+from hf_rlx.verifiers.latex_tokens import normalise
+from hf_rlx.verifiers.text import Completion, column_of, completion_text
+from hf_rlx.verifiers.verdict import Verdict, settle
+from hf_rlx.verifiers.workers import Outcome, WorkerPool
+
+MAX_LENGTH = 2000
+MAX_DEPTH = 50
+MAX_TOWER = 2
+_MAX_GOLD = 20_000
+_STARVED = 0.1  # share of its limit in processor time below which a late job was not given a chance
+_CACHE = 8192
+_BRACKET = re.compile(r"\\?[()\[\]{}]")
+_BARE_UNIT = re.compile(r"(-?[\d.,/]*\d) +([mgshlLNJWVAKF])")
+# Answers in several plain words. Other prose is no gold answer: nobody can tell what would be equal to it.
+_PHRASES = {
+    "no solution",
+    "no solutions",
+    "no real solution",
+    "no real solutions",
+    "does not exist",
+    "not possible",
+    "infinitely many",
+    "infinitely many solutions",
+    "cannot be determined",
+    "none of the above",
+    "all of the above",
+}
+
+
+@dataclass(frozen=True)
+class _Read:
+    """An answer as it was read.
+
+    Args:
+        text: without mark-up and spaces, for comparing as written.
+        node: what it says.
+    """
+
+    text: str
+    node: Node
+
+
+class MathVerifier:
+    """Reward function: 1.0 when a completion's final answer equals the gold answer, else 0.0.
+
+    Understands integers, decimals, fractions, mixed and recurring numbers, percentages, thousands groups, units, number
+    bases, ratios, expressions with roots and functions, equations, inequalities, intervals, sets, tuples, matrices,
+    options and words, in LaTeX or plain text. Equal means equal: nothing is rounded unless `decimals` says so, a
+    chain `a = b` counts only when both agree with gold, and an answer that offers several values is none.
+
+    Usable from any thread; plugs into `reward_funcs` of our trainers and of TRL's.
+
+    Args:
+        extract: where the answer stands.
+
+            - `"auto"`: the first that is there, of: `<answer>` tags, the last box, after `####`, after "the answer is",
+              the last formula or number. What stands before `</think>` does not count.
+            - `"boxed"`: the last `\\boxed{...}`; boxes with nothing but commas or "and" between are one answer.
+            - `"hash"`: after the last `####`, to the end of the line.
+            - `"answer_line"`: after the last "answer:", "answer is" or "A:", to the end of the sentence.
+            - `"tag"`: in the last `<answer>...</answer>`.
+            - `"last"`: the last formula or number; lenient, so right only for short answers.
+            - `"whole"`: the completion is the answer and nothing else.
+        column: dataset column with the gold answers: numbers, or text that is an answer, or a worked solution that ends
+            in a box or in `#### 42`. None: `answer`, or `solution` where there is no `answer`.
+        timeout: seconds that algebra on one answer may take.
+        memory: bytes that it may take.
+        units: "optional": 10 is right for 10 cm (10 m never is). "required": the units must be the same.
+        bare_percent: 50 is right for 50%. Off, only what has the value 1/2 is.
+        decimals: accept what is off by half a unit of this decimal at most, e.g. 2 takes 3.14 for pi.
+        positive: variables stand for positive numbers, so sqrt(x^2) is x.
+        max_failed: share of answers that our own failures may leave without a verdict before the run stops.
+        name: name under which the scores are logged.
+
+    Attributes:
+        unparsable_gold: completions so far whose gold answer could not be read. They score None, so a broken row
+            neither rewards nor punishes.
+
+    Raises:
+        ValueError: for an unknown `extract` or `units`, negative `decimals`, or a `timeout` that is not positive.
+        ImportError: SymPy is not installed.
+    """
+
+    def __init__(
+        self,
+        extract: Place = "auto",
+        column: str | None = None,
+        *,
+        timeout: float = 2.0,
+        memory: int = 2 << 30,
+        units: str = "optional",
+        bare_percent: bool = False,
+        decimals: int | None = None,
+        positive: bool = False,
+        max_failed: float = 0.25,
+        name: str = "math",
+    ) -> None:
+        if extract not in get_args(Place):
+            raise ValueError(f"extract must be one of {list(get_args(Place))}, not {extract!r}.")
+        if units not in ("optional", "required"):
+            raise ValueError(f'units must be "optional" or "required", not {units!r}.')
+        if timeout <= 0 or (decimals is not None and decimals < 0):
+            raise ValueError(f"timeout must be positive and decimals not negative, got {timeout} and {decimals}.")
+        if importlib.util.find_spec("sympy") is None:
+            raise ImportError("MathVerifier needs SymPy: pip install sympy")
+        self.extract = extract
+        self.column = column
+        self.timeout = timeout
+        self.memory = memory
+        self.rules = Rules(units, bare_percent, decimals, positive)  # type: ignore[arg-type]
+        self.max_failed = max_failed
+        self.unparsable_gold = 0
+        self.__name__ = name
+        self._known: dict[tuple[str, str], Verdict] = {}
+        _pool(memory).start()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_known": {}}
+
+    def __call__(
+        self,
+        prompts: list[Completion],
+        completions: list[Completion],
+        log_extra: Callable[[str, list], None] | None = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        """One reward a completion: 1.0, 0.0, or None where there is no verdict.
+
+        Args:
+            prompts: not read; part of the reward-function contract.
+            completions: plain strings, or message lists whose last assistant message is judged.
+            log_extra: gets the column `<name>/reason`.
+            log_metric: gets `<name>/failed` and `<name>/unparsable_gold`, completions of this call.
+            columns: dataset columns, one value per completion.
+
+        Raises:
+            ValueError: the answer column is missing or of another length.
+            VerifierBrokenError: more than `max_failed` of the answers have no verdict for a reason of our own.
+            WorkersBrokenError: the worker process cannot start.
+        """
+        column = self.column or ("solution" if "answer" not in columns and "solution" in columns else "answer")
+        golds = column_of(columns, column, len(completions), self.__name__)
+        pairs = list(zip(map(completion_text, completions), golds, strict=True))
+        with ThreadPoolExecutor(max(1, min(len(pairs), 8)), "math") as threads:  # they wait, children compute
+            verdicts = [job() if callable(job) else job for job in [self._judge(*pair, threads) for pair in pairs]]
+        unread = sum(v.reason.startswith(_UNREAD) for v in verdicts)
+        self.unparsable_gold += unread
+        if log_metric is not None:
+            log_metric(f"{self.__name__}/unparsable_gold", float(unread))
+        # Rows without a gold answer are the data's fault, which must not stop a run.
+        failed = sum(v.outcome == "failed" for v in verdicts) - unread
+        limit = self.max_failed if failed > max(1.0, self.max_failed * len(verdicts)) else 1.0
+        return settle(self.__name__, verdicts, limit, log_extra, log_metric)
+
+    def judge(self, completion: str, gold: Any) -> Verdict:
+        """The verdict on one completion; gold as in the answer column."""
+        found = self._judge(completion, gold)
+        return found() if callable(found) else found
+
+    def verify(self, gold: Any, answer: str) -> Verdict:
+        """The verdict on a bare answer, which nothing is extracted from."""
+        found = self._compare(gold, [answer], None)
+        return found() if callable(found) else found
+
+    def _judge(
+        self, completion: str, gold: Any, threads: ThreadPoolExecutor | None = None
+    ) -> Verdict | Callable[[], Verdict]:
+        return self._compare(gold, candidates(completion, self.extract), threads)
+
+    def _compare(
+        self, gold: Any, found: list[str], threads: ThreadPoolExecutor | None
+    ) -> Verdict | Callable[[], Verdict]:
+        """The verdict, or where algebra is needed what waits for it."""
+        right = _gold(gold)
+        if isinstance(right, str):
+            return Verdict("failed", f"{_UNREAD}: {right}")
+        answer = _answer(found, right)
+        if isinstance(answer, Verdict):
+            return answer
+        try:
+            exact(answer.node)
+            same = agree(right.node, answer.node, self.rules, ExactOnly(self.rules))
+            return Verdict("right", "equal") if same else Verdict("wrong", "different")
+        except TooLarge as reason:
+            return Verdict("wrong", f"refused: {reason}")
+        except NeedsAlgebra:
+            pass
+        key = (right.text, answer.text)
+        if key in self._known:
+            return self._known[key]
+        if threads is None:
+            return self._algebra(key, right, answer)
+        return threads.submit(self._algebra, key, right, answer).result
+
+    def _algebra(self, key: tuple[str, str], gold: _Read, answer: _Read) -> Verdict:
+        if key not in self._known:
+            job = {"gold": gold.node, "answer": answer.node, "rules": asdict(self.rules)}
+            outcome = _pool(self.memory).run(job, self.timeout)
+            if outcome.lost == "late" and outcome.cpu < _STARVED * self.timeout:
+                outcome = _pool(self.memory).run(job, self.timeout)
+            verdict = _verdict(outcome, self.timeout)
+            if verdict.outcome == "failed":
+                return verdict
+            if len(self._known) >= _CACHE:
+                self._known.clear()
+            self._known[key] = verdict
+        return self._known[key]
+
+
+_UNREAD = "the gold answer cannot be read"
+_POOLS: dict[int, WorkerPool] = {}
+_GUARD = threading.Lock()
+
+
+def _pool(memory: int) -> WorkerPool:
+    """The workers of this process, one pool for all verifiers of the same limit."""
+    with _GUARD:
+        if memory not in _POOLS:
+            _POOLS[memory] = WorkerPool(
+                "hf_rlx.verifiers.symbolic:work", "hf_rlx.verifiers.symbolic:warm", memory=memory
+            )
+        return _POOLS[memory]
+
+
+def _verdict(outcome: Outcome, timeout: float) -> Verdict:
+    if outcome.lost == "late":
+        if outcome.cpu < _STARVED * timeout:
+            return Verdict("failed", f"only {outcome.cpu:.2f} s of processor time in {timeout:g} s")
+        return Verdict("wrong", f"not decided in {timeout:g} s")
+    if outcome.lost == "crashed":
+        return Verdict("wrong", f"the comparison crashed ({outcome.how})")
+    if outcome.lost == "broken":
+        return Verdict("failed", f"the worker was lost twice ({outcome.how})")
+    if "gold" in outcome.value:
+        return Verdict("failed", f"{_UNREAD}: {outcome.value['gold']}")
+    if outcome.value["equal"]:
+        return Verdict("right", "equal by algebra")
+    return Verdict("wrong", outcome.value.get("reason", "different by algebra"))
+
+
+def _gold(value: Any) -> _Read | str:
+    """The gold answer as read, or why it cannot be."""
+    if isinstance(value, bool) or value is None:
+        return f"{value!r} is no answer"
+    if isinstance(value, Fraction):
+        value = f"{value.numerator}/{value.denominator}"
+    if isinstance(value, Decimal) and not value.is_finite():
+        return f"{value} is no number"
+    if isinstance(value, list | tuple | dict | set):
+        return f"a {type(value).__name__} is no answer"
+    return _gold_text(str(value))
+
+
+@functools.lru_cache(maxsize=4096)  # a group's completions share it
+def _gold_text(text: str) -> _Read | str:
+    if len(text) > _MAX_GOLD:
+        return "too long"
+    if (content := joint_boxes(text)) is not None:
+        text = content
+    elif tails := HASH.findall(text):
+        text = tails[-1]
+    text = normalise(text)
+    if bare := _BARE_UNIT.fullmatch(text):
+        text = f"{bare[1]} \\text{{{bare[2]}}}"
+    if _depth(text) > MAX_DEPTH:
+        return "nested too deeply"
+    try:
+        node = read(text)
+    except (NotReadable, RecursionError) as error:
+        return str(error)
+    if node.kind == "text" and "\\" not in text and " " in node.text and node.text.casefold() not in _PHRASES:
+        return "prose"
+    return _Read(_plain(text), node)
+
+
+def _answer(found: list[str], gold: _Read) -> _Read | Verdict:
+    """The first candidate that can be read; a verdict where it is equal as written, refused, or there is none."""
+    reason = "no answer found"
+    for text in found:
+        if len(text) > MAX_LENGTH + len(gold.text):
+            return Verdict("wrong", f"refused: {len(text)} characters")
+        text = normalise(text)
+        plain = _plain(text)
+        if plain == gold.text:
+            return Verdict("right", "equal as written")
+        if len(text) > MAX_LENGTH:
+            return Verdict("wrong", f"refused: {len(text)} characters")
+        if _depth(text) > MAX_DEPTH:
+            return Verdict("wrong", "refused: nested too deeply")
+        try:
+            node = read(text)
+        except NotReadable as error:
+            reason = f"not readable: {error}"
+            continue
+        if _tower(node) > MAX_TOWER:
+            return Verdict("wrong", "refused: a tower of powers")
+        return _Read(plain, node)
+    return Verdict("wrong", reason)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\s+", "", text)
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for match in _BRACKET.finditer(text):
+        depth += 1 if match.group()[-1] in "([{" else -1
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _tower(node: Node) -> int:
+    """How many exponents stand on one another: 2 in a^(b^c)."""
+    heights = [_tower(part) for part in node.parts]
+    if node.kind == "pow":
+        return max(heights[0], heights[1] + 1)
+    return max(heights, default=0)
