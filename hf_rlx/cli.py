@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,7 +19,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     demo.add_argument("--steps", type=int, default=None, help="optimizer steps (default: the recipe's)")
     demo.add_argument("--seed", type=int, default=0, help="of prompts, adapter and sampling")
     demo.add_argument("--quiet", action="store_true", help="no progress bars, no tables of completions")
+    _add_verify(commands)
     args = parser.parse_args(argv)
+    if args.command == "verify":
+        return _verify(args)
     if args.steps is not None and args.steps < 1:
         parser.error(f"--steps must be at least 1, got {args.steps}")
     if args.seed < 0:
@@ -36,6 +40,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"hf-rlx {args.command}: error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _add_verify(commands: Any) -> None:
+    verify = commands.add_parser("verify", help="run a verifier over answers whose right verdict is known")
+    verify.add_argument("file", help="JSONL with completion, gold (or answer) and expected (or right, label) verdict")
+    verify.add_argument("--verifier", choices=["math", "number"], default="math", help="which one")
+    verify.add_argument("--extract", default=None, help="where the answer stands (default: the verifier's)")
+    verify.add_argument("--gold-from", default=None, metavar="FILE", help="JSONL with the gold answers")
+    verify.add_argument("--on", default="prompt", metavar="HERE=THERE", help="fields that join the two files")
+    verify.add_argument("--show", type=int, default=20, help="disagreements to print")
+    verify.add_argument("--strict", action="store_true", help="exit with 1 where there is any disagreement")
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from hf_rlx.selfcheck import VERIFIERS, read_rows, self_check, with_gold
+
+    try:
+        rows = read_rows(Path(args.file))
+        if args.gold_from is not None:
+            rows = with_gold(rows, Path(args.gold_from), args.on)
+        options = {} if args.extract is None else {"extract": args.extract}
+        report = self_check(rows, VERIFIERS[args.verifier](**options))
+    except (OSError, ValueError, ImportError) as error:
+        print(f"hf-rlx verify: error: {error}", file=sys.stderr)
+        return 2
+    report.print(sys.stdout, args.show)
+    return int(args.strict and bool(report.disagreements))
 
 
 if __name__ == "__main__":

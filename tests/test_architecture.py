@@ -25,7 +25,7 @@ FLOORS = [
     {"models", "data", "verifiers", "cards", "persistence"},
     {"rollout"},
     {"trainers", "feedback", "search"},
-    {"callbacks", "report"},
+    {"callbacks", "report", "selfcheck"},
     {"demo"},
     {"cli", "__main__"},
 ]

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from peft.utils import get_peft_model_state_dict
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from hf_rlx.models.roles import POLICY, REFERENCE, Role, belongs
+from hf_rlx.models.sharding import share_of, whole
 
 if TYPE_CHECKING:
     from hf_rlx.models.shared import SharedModel
@@ -53,7 +55,7 @@ def sync(shared: SharedModel, alpha: float) -> None:
         _copy_adapter(shared, str(shared.roles[POLICY].adapter), identity=True)
     with torch.no_grad():
         for _, reference, policy in _pairs(shared):
-            reference.lerp_(policy.to(reference.dtype), alpha)
+            reference.lerp_(_alike(policy, reference).to(reference.dtype), alpha)
 
 
 def state(shared: SharedModel, with_model: bool = False) -> dict[str, Tensor] | None:
@@ -67,7 +69,7 @@ def state(shared: SharedModel, with_model: bool = False) -> dict[str, Tensor] | 
         return None
     if kind(shared) == "model_copy" and not with_model:
         return None
-    return {name: reference.detach() for name, reference, _ in _pairs(shared)}
+    return {name: whole(reference.detach()) for name, reference, _ in _pairs(shared)}
 
 
 def load_state(shared: SharedModel, tensors: dict[str, Tensor]) -> None:
@@ -81,7 +83,7 @@ def load_state(shared: SharedModel, tensors: dict[str, Tensor]) -> None:
         _copy_adapter(shared, str(shared.roles[POLICY].adapter), identity=True)
     with torch.no_grad():
         for name, reference, _ in _pairs(shared):
-            reference.copy_(tensors[name])
+            reference.copy_(share_of(tensors[name], reference))
 
 
 def _copy_adapter(shared: SharedModel, adapter: str, identity: bool = False) -> None:
@@ -100,7 +102,7 @@ def _copy_adapter(shared: SharedModel, adapter: str, identity: bool = False) -> 
         with torch.no_grad():
             for name, mine, policy in _pairs(shared):
                 if "lora_A" in name or "lora_embedding_B" in name:
-                    mine.copy_(policy)
+                    mine.copy_(_alike(policy, mine))
 
 
 def _same_outputs(shared: SharedModel) -> bool:
@@ -115,6 +117,11 @@ def _same_outputs(shared: SharedModel) -> bool:
         policy = run()
         with shared.as_role(REFERENCE):
             return torch.equal(policy, run())
+
+
+def _alike(policy: Tensor, reference: Tensor) -> Tensor:
+    """The policy's weight, split over processes only where the reference's is."""
+    return policy if isinstance(reference, DTensor) else whole(policy)
 
 
 def _pairs(shared: SharedModel) -> Iterator[tuple[str, Tensor, Tensor]]:

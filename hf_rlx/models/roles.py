@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import nn
-from transformers import PreTrainedModel
 
 POLICY, REFERENCE, CRITIC, REWARD, STEP_REWARD = "policy", "reference", "critic", "reward", "step_reward"
 
@@ -28,7 +27,6 @@ class Flags:
     adapters: list[str]
     active_adapter: str
     adapters_off: bool
-    active: PreTrainedModel
     role: str
 
 

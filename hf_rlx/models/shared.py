@@ -70,7 +70,6 @@ class SharedModel(nn.Module):
         self.heads = nn.ModuleDict()
         self.roles: dict[str, Role] = {POLICY: Role(adapter)}
         self.frozen_copies: dict[str, PreTrainedModel] = {}  # whole models of roles; not parameters of this module
-        self._active: PreTrainedModel = base
         self._current = POLICY
         self.policy_parameters = {name for name, p in self.named_parameters() if p.requires_grad}
         self.plan = initial_plan(base, packing)
@@ -138,6 +137,11 @@ class SharedModel(nn.Module):
         """The transformers model, adapters injected or not."""
         base: Any = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
         return base
+
+    @property
+    def _active(self) -> PreTrainedModel:
+        """What runs in the current role. No attribute: a module in it would be a second name of every weight."""
+        return self.frozen_copies.get(self._current, self.causal_lm)
 
     @property
     def config(self) -> Any:
@@ -211,7 +215,7 @@ class SharedModel(nn.Module):
             `TokenScores`, (B, R), rows in group order.
         """
         model = self._active
-        self._verify(groups)
+        self.verify(groups)
         batch = self.plan.batch(groups, self.device, self._pad_token_id)
         return score_batch(
             model,
@@ -235,7 +239,7 @@ class SharedModel(nn.Module):
         if self._current != role:
             with torch.no_grad(), self.as_role(role), self.rollout_mode():
                 return self.score(groups, role, max_tokens)
-        self._verify(groups)
+        self.verify(groups)
         scores = []
         for row in split_by_tokens(groups, max_tokens):
             batch = self.plan.batch(row, self.device, self._pad_token_id)
@@ -248,7 +252,7 @@ class SharedModel(nn.Module):
         """What fills padded rows; masked, so any id inside the vocabulary will do (some configurations have -1)."""
         return max(self.config.get_text_config().pad_token_id or 0, 0)
 
-    def _verify(self, groups: Sequence[Group]) -> None:
+    def verify(self, groups: Sequence[Group]) -> None:
         """Decide packed or padded once, on the first groups that come."""
         if not self.plan.verified:
             with self.rollout_mode():
@@ -291,8 +295,7 @@ class SharedModel(nn.Module):
             self.add_adapter(name, peft_config)
         if head:
             zero = name == CRITIC if zero_init is None else zero_init
-            hidden_size = self.config.get_text_config().hidden_size
-            self.heads[name] = ScalarHead(hidden_size, zero).to(self.device)
+            self.heads[name] = ScalarHead(self.config.get_text_config().hidden_size, zero).to(self.device)
         self.roles[name] = Role(adapter, name if head else None)
 
     def prepare_reference(self) -> str:
@@ -346,13 +349,11 @@ class SharedModel(nn.Module):
             list(self.model.active_adapters) if peft else [],
             self.model.active_adapter if peft else "",
             peft and self._adapters_off(),
-            self._active,
             self._current,
         )
 
     def _switch(self, name: str, role: Role) -> None:
         self._current = name
-        self._active = self.frozen_copies.get(name, self.causal_lm)
         if isinstance(self.model, PeftModel) and name not in self.frozen_copies:
             tuner: Any = self.model.base_model
             if role.adapter is None:
@@ -367,7 +368,7 @@ class SharedModel(nn.Module):
             self.eval()
 
     def _restore(self, flags: Flags) -> None:
-        self._current, self._active = flags.role, flags.active
+        self._current = flags.role
         if isinstance(self.model, PeftModel):
             tuner: Any = self.model.base_model
             tuner.set_adapter(flags.adapters)

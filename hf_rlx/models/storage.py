@@ -13,16 +13,19 @@ import os
 import shutil
 import tempfile
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peft import PeftConfig, PeftModel
 from peft.utils import load_peft_weights, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_rlx.models.loading import load_causal_lm
 from hf_rlx.models.roles import belongs
+from hf_rlx.models.sharding import tied
 
 if TYPE_CHECKING:
     from hf_rlx.models.shared import SharedModel
@@ -38,16 +41,22 @@ def has_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_FILE).is_file()
 
 
-def save(shared: SharedModel, folder: Path, **kwargs: Any) -> None:
-    """Write all roles; everything is written beside the folder first and moved in when complete."""
+def save(shared: SharedModel, folder: Path, state_dict: Mapping[str, Tensor] | None = None, **kwargs: Any) -> None:
+    """Write all roles; everything is written beside the folder first and moved in when complete.
+
+    `state_dict`: the weights of `shared` by name, where it does not hold them whole itself (FSDP).
+    """
+    state = None
+    if state_dict is not None:
+        state = {k.removeprefix("model."): v for k, v in tied(shared, state_dict).items()}
     folder.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".hf_rlx-", dir=folder))
     try:
         policy = shared.roles["policy"].adapter
         if policy is None:
-            shared.causal_lm.save_pretrained(staging, **kwargs)
+            shared.causal_lm.save_pretrained(staging, state_dict=state, **kwargs)
         else:
-            _save_adapter(shared.model, policy, staging)
+            _save_adapter(shared.model, policy, staging, state)
         for name, role in shared.roles.items():
             if name in _UNSAVED:
                 continue
@@ -55,10 +64,13 @@ def save(shared: SharedModel, folder: Path, **kwargs: Any) -> None:
             target.mkdir()
             own = role.adapter not in (None, policy)
             if own:
-                _save_adapter(shared.model, str(role.adapter), target)
+                _save_adapter(shared.model, str(role.adapter), target, state)
             if role.head is not None:
-                state = {k: v.detach().cpu().contiguous() for k, v in shared.heads[role.head].state_dict().items()}
-                save_file(state, target / HEAD_FILE, metadata={"format": "pt"})
+                head = shared.heads[role.head].state_dict()
+                if state is not None:
+                    head = {k: state[f"heads.{role.head}.{k}"] for k in head}
+                head = {k: v.detach().cpu().contiguous() for k, v in head.items()}
+                save_file(head, target / HEAD_FILE, metadata={"format": "pt"})
             description = {"own_adapter": own, "head": role.head is not None}
             (target / ROLE_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
         _drop_stale(folder, shared)
@@ -78,12 +90,12 @@ def _drop_stale(folder: Path, shared: SharedModel) -> None:
             shutil.rmtree(description.parent)
 
 
-def _save_adapter(model: PeftModel, adapter: str, target: Path) -> None:
+def _save_adapter(model: PeftModel, adapter: str, target: Path, state: dict[str, Tensor] | None) -> None:
     """PEFT puts adapters other than `default` into a sub-folder of their name; we want them at `target`."""
     with warnings.catch_warnings():
         # Offline PEFT cannot compare the vocabulary with the base's and takes it as unchanged, which it is.
         warnings.filterwarnings("ignore", "Could not find a config file in", UserWarning)
-        model.save_pretrained(str(target), selected_adapters=[adapter], safe_serialization=True)
+        model.save_pretrained(str(target), selected_adapters=[adapter], safe_serialization=True, state_dict=state)
     nested = target / adapter
     if adapter != "default" and nested.is_dir():
         _move_into(nested, target)

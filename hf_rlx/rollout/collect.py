@@ -33,6 +33,12 @@ class Sampler(Protocol):
         """Sample K completions for every prompt."""
 
 
+def is_collective(sampler: Sampler) -> bool:
+    """Whether all processes sample together (vLLM): they call it equally often, so they must also fail together in
+    every single rollout."""
+    return bool(getattr(sampler, "collective", False))
+
+
 def mark_weights(sampler: Sampler, version: int) -> None:
     """Tell a sampler that has a copy of the weights (vLLM) by which number they go now."""
     if hasattr(sampler, "version"):

@@ -21,11 +21,13 @@ from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.models.packing import split_by_tokens
 from hf_rlx.models.plan import ForwardPlan
 from hf_rlx.models.roles import POLICY
+from hf_rlx.models.sharding import takes_whole_tensors
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.persistence import random_states
 from hf_rlx.trainers import checkpointing, push
 from hf_rlx.trainers.checks import check_arguments
 from hf_rlx.trainers.config import BaseConfig
+from hf_rlx.trainers.fsdp import check_fsdp, fsdp_on, place
 from hf_rlx.trainers.health import GradientGuard, check_weights
 from hf_rlx.trainers.keeper import RunKeeper
 from hf_rlx.trainers.metrics import MetricStore
@@ -85,6 +87,7 @@ class BaseTrainer(Trainer):
     """
 
     method = "rl"
+    idle = False  # no process learns anything in the optimizer step that is being done
     args: BaseConfig
     processing_class: PreTrainedTokenizerBase
 
@@ -124,8 +127,12 @@ class BaseTrainer(Trainer):
             data_collator=_rows,
             **kwargs,
         )
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            raise ValueError("FSDP and DeepSpeed are not carried yet; several processes run under DDP")
+        if self.is_deepspeed_enabled:
+            raise ValueError("DeepSpeed is not carried; several processes run under DDP, or FSDP2 with fsdp=True")
+        self.is_fsdp_enabled = fsdp_on(self.accelerator, args)
+        if self.is_fsdp_enabled:
+            check_fsdp(self.accelerator, shared, args)
+            place(self.accelerator, shared, args.device)
         self.add_callback(self.keeper)
         # Losses are normalised over the whole optimizer step already.
         self.model_accepts_loss_kwargs = True
@@ -212,7 +219,7 @@ class BaseTrainer(Trainer):
     def run_facts(self) -> dict[str, Any]:
         """Settings that must be the same on resume, for the batches to be the same. Subclasses add theirs."""
         names = ("world_size", "per_device_train_batch_size", "gradient_accumulation_steps", "seed", "data_seed")
-        return {name: getattr(self.args, name) for name in names}
+        return {**{name: getattr(self.args, name) for name in names}, "fsdp": self.is_fsdp_enabled}
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Weights and the whole state of the run, staged and renamed; see `trainers/checkpointing.py`."""
@@ -245,7 +252,10 @@ class BaseTrainer(Trainer):
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         if grad_norm is None:
             self.gradient_guard.check(self)
-        return super()._get_grad_norm(model, grad_norm)
+        norm = super()._get_grad_norm(model, grad_norm)
+        if self.idle:  # gradients of 0 would move weights by Adam's momentum
+            model.zero_grad()
+        return norm
 
     # Saving and logging.
 
@@ -260,9 +270,10 @@ class BaseTrainer(Trainer):
         `training_args.bin` holds `hub_token` in clear)."""
         if not self.args.should_save:
             return
-        check_weights(self.shared.named_parameters(), f"at step {self.state.global_step}")
+        weights = self.shared.named_parameters() if state_dict is None else state_dict.items()
+        check_weights(weights, f"at step {self.state.global_step}")
         folder = Path(output_dir or str(self.args.output_dir))
-        self.shared.save_pretrained(folder)
+        self.shared.save_pretrained(folder, state_dict=state_dict)
         self.tokenizer.save_pretrained(folder)
         staged = folder / f".{ARGS_FILE}"
         staged.write_text(json.dumps(public_args(self.args), indent=2) + "\n", encoding="utf-8")
@@ -270,7 +281,8 @@ class BaseTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Put the weights of a checkpoint back into the roles that this trainer has."""
-        storage.load_into(self.shared, Path(resume_from_checkpoint))
+        with takes_whole_tensors(self.shared):
+            storage.load_into(self.shared, Path(resume_from_checkpoint))
         checkpointing.load_weights(self, Path(resume_from_checkpoint))
 
     def push_to_hub(
@@ -316,7 +328,8 @@ class BaseTrainer(Trainer):
 
     def _load_best_model(self) -> None:
         if self.state.best_model_checkpoint is not None:
-            storage.load_into(self.shared, Path(self.state.best_model_checkpoint))
+            with takes_whole_tensors(self.shared):
+                storage.load_into(self.shared, Path(self.state.best_model_checkpoint))
 
 
 def pad_columns(parts: list[Tensor]) -> Tensor:

@@ -27,6 +27,7 @@ from transformers.trainer_callback import ExportableState
 
 from hf_rlx.models import reference
 from hf_rlx.models.roles import POLICY, belongs
+from hf_rlx.models.sharding import full_optimizer_state, is_sharded, load_full_optimizer_state, share_of, whole
 from hf_rlx.persistence import folders
 from hf_rlx.persistence.state import load_state, save_state, size_of
 from hf_rlx.trainers.processes import raise_together
@@ -101,6 +102,8 @@ def _together(target: Path, main: bool, needed: int, work: Any) -> None:
 
 def _write(trainer: BaseTrainer, folder: Path, position: dict[str, Any]) -> None:
     args = trainer.args
+    # Gathered before anything is written: a process that cannot write must not leave the others gathering.
+    states = {} if args.save_only_model else _shared_states(trainer)
     trainer.save_model(str(folder), _internal_call=True)
     if args.should_save:
         state: Any = trainer.state
@@ -110,7 +113,7 @@ def _write(trainer: BaseTrainer, folder: Path, position: dict[str, Any]) -> None
     if args.save_only_model:
         return
     if args.should_save:
-        for name, state in _shared_states(trainer).items():
+        for name, state in states.items():
             save_state(folder, name, state)
     save_state(folder, f"rank-{args.process_index}", position)
 
@@ -124,18 +127,21 @@ def _callback_states(trainer: BaseTrainer) -> dict[str, Any]:
     return {name: found[0] if len(found) == 1 else found for name, found in states.items()}
 
 
-def _shared_states(trainer: BaseTrainer) -> dict[str, Any]:
-    """States that all processes have in common."""
+def _shared_states(trainer: BaseTrainer, gather: bool = True) -> dict[str, Any]:
+    """States that all processes have in common. Every process must call it; with split weights the one that saves
+    gets the optimizer's whole state, by name. `gather` False: for the size only, it stays split."""
+    split = gather and is_sharded(trainer.shared)
     optimizer: Any = trainer.optimizer
     scheduler: Any = trainer.lr_scheduler
     states: dict[str, Any] = {
-        "optimizer": optimizer.state_dict(),
+        "optimizer": full_optimizer_state(trainer.shared, optimizer) if split else optimizer.state_dict(),
         "scheduler": scheduler.state_dict(),
         "outside": _outside_adapter(trainer),
     }
     if trainer.accelerator.scaler is not None:
         states["scaler"] = trainer.accelerator.scaler.state_dict()
-    moved = reference.state(trainer.shared, with_model=bool(getattr(trainer.args, "sync_ref_model", False)))
+    with_model = bool(getattr(trainer.args, "sync_ref_model", False))
+    moved = reference.state(trainer.shared, with_model)
     return states if moved is None else {**states, "reference": moved}
 
 
@@ -146,7 +152,7 @@ def _outside_adapter(trainer: BaseTrainer) -> dict[str, torch.Tensor]:
     if adapter is None:
         return {}
     names = shared.policy_parameters
-    return {n: p for n, p in shared.named_parameters() if n in names and not belongs(n, adapter)}
+    return {n: whole(p.detach()) for n, p in shared.named_parameters() if n in names and not belongs(n, adapter)}
 
 
 def _needed(trainer: BaseTrainer, position: dict[str, Any]) -> int:
@@ -156,7 +162,7 @@ def _needed(trainer: BaseTrainer, position: dict[str, Any]) -> int:
     weights = sum(p.numel() * p.element_size() for p in shared.parameters() if whole or p.requires_grad)
     if trainer.args.save_only_model:
         return weights
-    return weights + size_of(_shared_states(trainer)) + size_of(position) * trainer.args.world_size
+    return weights + size_of(_shared_states(trainer, gather=False)) + size_of(position) * trainer.args.world_size
 
 
 def _versions() -> dict[str, str]:
@@ -170,7 +176,7 @@ def load_weights(trainer: BaseTrainer, folder: Path) -> None:
         named = dict(shared.named_parameters())
         with torch.no_grad():
             for name, tensor in load_state(folder, "outside").items():
-                named[name].copy_(tensor)
+                named[name].copy_(share_of(tensor, named[name]))
     if (folder / "reference.json").is_file():
         reference.load_state(shared, load_state(folder, "reference"))
 
@@ -179,7 +185,10 @@ def load_optimizer(trainer: BaseTrainer, folder: Path) -> None:
     """Optimizer, scheduler and gradient scaler."""
     optimizer: Any = trainer.optimizer
     scheduler: Any = trainer.lr_scheduler
-    optimizer.load_state_dict(load_state(folder, "optimizer"))
+    if is_sharded(trainer.shared):
+        load_full_optimizer_state(trainer.shared, optimizer, load_state(folder, "optimizer"))
+    else:
+        optimizer.load_state_dict(load_state(folder, "optimizer"))
     scheduler.load_state_dict(load_state(folder, "scheduler"))
     if trainer.accelerator.scaler is not None and (folder / "scaler.json").is_file():
         trainer.accelerator.scaler.load_state_dict(load_state(folder, "scaler"))

@@ -139,9 +139,8 @@ class BaseConfig(TrainingArguments):
                 f"special_tokens_in_messages must be one of {get_args(SpecialTokens)}, got "
                 f"{self.special_tokens_in_messages!r}"
             )
-        for engine in ("deepspeed", "fsdp"):
-            if getattr(self, engine, None):
-                raise ValueError(f"{engine} is not carried yet; several processes run under DDP: accelerate launch")
+        if self.deepspeed:
+            raise ValueError("deepspeed is not carried; several processes run under DDP, or FSDP2 with fsdp=True")
         for name in ("model_init_kwargs", "generation_kwargs", "chat_template_kwargs"):
             if isinstance(getattr(self, name, None), str):  # command lines give JSON, as for TRL
                 setattr(self, name, _dictionary(name, getattr(self, name)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from accelerate.utils import gather_object
 
-from hf_rlx.rollout.collect import Collected
+from hf_rlx.rollout.collect import Collected, is_collective
 from hf_rlx.rollout.scoring import ScoreResult
 
 COUNTS = ("abstained", "errors", "timeouts", "unscored", "infra")  # metrics of the scorer that add up
@@ -71,7 +71,7 @@ def replace_flat_groups(trainer: OnlineTrainer, collected: Collected) -> Collect
 
 def _most(trainer: OnlineTrainer, count: int) -> int:
     """The largest count of any process that this one must keep step with."""
-    together = trainer.accelerator.num_processes > 1 and getattr(trainer.sampler, "collective", False)
+    together = trainer.accelerator.num_processes > 1 and is_collective(trainer.sampler)
     return max(gather_object([count])) if together else count
 
 

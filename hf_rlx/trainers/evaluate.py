@@ -11,9 +11,10 @@ from accelerate.utils import gather_object
 
 from hf_rlx.data.formats import check_prompts, naming_rows
 from hf_rlx.functional import wilson_interval
-from hf_rlx.rollout.collect import Collected, collect, mark_weights
+from hf_rlx.rollout.collect import Collected, collect, is_collective, mark_weights
 from hf_rlx.trainers.metrics import MetricStore
 from hf_rlx.trainers.observe import record_lengths, record_rewards
+from hf_rlx.trainers.processes import together
 
 if TYPE_CHECKING:
     from hf_rlx.trainers.online import OnlineTrainer
@@ -41,7 +42,7 @@ def evaluate_rollouts(trainer: OnlineTrainer, eval_dataset: Any, prefix: str) ->
         check_prompts(dataset, "eval_dataset")
     start = time.perf_counter()
     mark_weights(trainer.sampler, trainer.state.global_step)
-    with naming_rows(dataset, "eval_dataset"):
+    with together(apply=not is_collective(trainer.sampler)), naming_rows(dataset, "eval_dataset"):
         collected = _collect_share(trainer, dataset)
     store = MetricStore()
     for part in collected:
@@ -72,12 +73,11 @@ def _collect_share(trainer: OnlineTrainer, dataset: Any) -> list[Collected]:
     indices = range(args.process_index, len(dataset), args.world_size)
     batch = max(1, args.max_rollout_rows // per_prompt)
     collected = []
-    collective = getattr(trainer.sampler, "collective", False)
     for start in range(0, math.ceil(len(dataset) / args.world_size), batch):
-        if start >= len(indices) and not collective:
+        if start >= len(indices) and not is_collective(trainer.sampler):
             break
-        collected.append(
-            collect(
+        with together(apply=is_collective(trainer.sampler)):
+            part = collect(
                 [dataset[i] for i in indices[start : start + batch]],
                 trainer.sampler,
                 trainer.scorer,
@@ -91,7 +91,7 @@ def _collect_share(trainer: OnlineTrainer, dataset: Any) -> list[Collected]:
                 description=f"evaluation {start}/{len(indices)}",
                 poll=trainer.keeper.stop_if_alone,
             )
-        )
+        collected.append(part)
     return [part for part in collected if part.rollouts]
 
 

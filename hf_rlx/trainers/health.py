@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from hf_rlx.trainers.processes import agreed
+from hf_rlx.models.sharding import local
+from hf_rlx.trainers.processes import agreed, raise_together
 
 if TYPE_CHECKING:
     from hf_rlx.trainers.base import BaseTrainer
@@ -22,8 +24,8 @@ class NonFiniteError(FloatingPointError):
 
 
 def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """Names of the floating-point tensors that hold NaN or infinity."""
-    named = [(n, t.detach()) for n, t in tensors if t.is_floating_point() and t.numel()]
+    """Names of the floating-point tensors that hold NaN or infinity; of split ones, in this process's share."""
+    named = [(n, local(t.detach())) for n, t in tensors if t.is_floating_point() and t.numel()]
     # One pass and no intermediate tensor: the sum is finite unless an entry is not. It may overflow where none is,
     # so suspects are looked at entry by entry.
     suspects = [
@@ -34,18 +36,23 @@ def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
     return [n for n, t in suspects if not torch.isfinite(t).all()]
 
 
-def check_weights(parameters: Iterable[tuple[str, nn.Parameter]], when: str) -> None:
-    """Refuse weights that are not finite.
+def check_weights(parameters: Iterable[tuple[str, Tensor]], when: str) -> None:
+    """Refuse weights that are not finite. Of split weights every process looks at its share, and all must call it.
 
     Raises:
         NonFiniteError: names them.
     """
-    bad = not_finite(parameters)
+    named = list(parameters)
+    bad, fault = not_finite(named), None
     if bad:
-        raise NonFiniteError(
+        fault = NonFiniteError(
             f"{when}: {_listed(bad)} not finite. The last checkpoint is untouched; resume from it with a lower "
             "learning_rate or max_grad_norm"
         )
+    if any(isinstance(t, DTensor) for _, t in named):
+        raise_together(fault)
+    elif fault is not None:
+        raise fault
 
 
 def loss_fault(loss: Tensor, shared: nn.Module, batch: Any, step: int) -> NonFiniteError | None:

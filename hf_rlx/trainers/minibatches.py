@@ -10,6 +10,7 @@ from torch import nn
 
 from hf_rlx.functional import importance_weights
 from hf_rlx.models.roles import POLICY, REFERENCE
+from hf_rlx.models.sharding import is_sharded
 from hf_rlx.trainers.windows import MiniBatch, deal, row_of
 from hf_rlx.types import Rollout
 
@@ -31,10 +32,14 @@ def make_minibatches(trainer: OnlineTrainer, rollouts: list[Rollout]) -> list[Mi
         rows = sum(len(r.completions) for r in rollouts) // steps // len(shares)
         step = [_minibatch(trainer, rollouts, share, rows, off_policy) for share in shares]
         count = torch.stack([trainer.loss_count(b.mask, b.rows).float() for b in step]).sum()
-        normalizer = trainer.accelerator.reduce(count.to(args.device), "sum").clamp(min=1)
+        pair = torch.stack([count, torch.tensor(float(any(b.groups for b in step)))])
+        normalizer, signals = trainer.accelerator.reduce(pair.to(args.device), "sum")
         for batch in step:
-            batch.normalizer = normalizer
+            batch.normalizer = normalizer.clamp(min=1)
+            batch.idle = not signals
         batches.extend(step)
+    if is_sharded(trainer.shared):  # decided here: the forward that trains must be one on every process
+        trainer.shared.verify(trainer.dummy_groups())
     return batches
 
 

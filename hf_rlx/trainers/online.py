@@ -27,8 +27,9 @@ from transformers import TrainerCallback
 from hf_rlx.data.formats import check_all_prompts, naming_rows
 from hf_rlx.functional import AdaptiveKLController, FixedKLController, soft_overlong
 from hf_rlx.models.roles import POLICY
+from hf_rlx.models.sharding import whole_weights
 from hf_rlx.models.shared import SharedModel
-from hf_rlx.rollout.collect import Collected, Sampler, collect, mark_weights
+from hf_rlx.rollout.collect import Collected, Sampler, collect, is_collective, mark_weights
 from hf_rlx.rollout.generate import Generator
 from hf_rlx.rollout.scoring import RewardScorer
 from hf_rlx.trainers.alerts import Alerts
@@ -41,7 +42,7 @@ from hf_rlx.trainers.memory import Halving, with_fewer_rows
 from hf_rlx.trainers.minibatches import make_minibatches
 from hf_rlx.trainers.observe import UpdateBar, record_rollouts
 from hf_rlx.trainers.online_config import OnlineConfig
-from hf_rlx.trainers.processes import raise_together
+from hf_rlx.trainers.processes import raise_together, together
 from hf_rlx.trainers.progress import use_one_line
 from hf_rlx.trainers.reference_sync import SyncReference
 from hf_rlx.trainers.tables import CompletionTables
@@ -149,10 +150,12 @@ class OnlineTrainer(BaseTrainer):
         if self._step_started is None:
             self._step_started, self._logged_step = time.perf_counter(), self.state.global_step
         if not self._window:
-            self._window.extend(self.collect(inputs))
+            with whole_weights(self.shared):  # one gathering a window
+                self._window.extend(self.collect(inputs))
             self._bar.start(len(self._window))
             self.keeper.mark()  # a checkpoint before the step is over need not sample again
         batch = self._window.popleft()
+        self.idle = batch.idle
         with self.metrics["train"].stage("update"), self.shared.as_role(POLICY):
             loss = self.update(model, batch)
         self._bar.advance(done=not self._window)
@@ -177,8 +180,8 @@ class OnlineTrainer(BaseTrainer):
             NonFiniteError: of the loss. torch.OutOfMemoryError: halves do not fit either.
         """
         alone = self.accelerator.num_processes == 1
-        # DDP and the gradient scaler need a backward in every step.
-        if not batch.groups and alone and self.accelerator.scaler is None:
+        # A step that any process learns from needs a backward on all of them, and the gradient scaler one always.
+        if not batch.groups and (alone or batch.idle) and self.accelerator.scaler is None:
             return torch.zeros((), device=self.args.device)
         return self.halving.run(model, batch)
 
@@ -232,17 +235,14 @@ class OnlineTrainer(BaseTrainer):
     def sample(self, rows: list[dict[str, Any]]) -> list[Rollout]:
         """Generate and score; with `dynamic_sampling`, replace groups without signal by fresh prompts."""
         self._update_beta()
-        fault: Exception | None = None
-        try:
+        with together(apply=not is_collective(self.sampler)):
             collected = self.rollout(rows, round_index=0)
             self.alerts.rollout(collected, self.state.global_step)
             if self.args.dynamic_sampling:
                 collected = replace_flat_groups(self, collected)
+        with together():
             self.scorer.note_rollout(collected.scores.total)
-        except Exception as error:
-            fault = error
-        raise_together(fault)
-        self._num_tokens += record_rollouts(self, collected)
+            self._num_tokens += record_rollouts(self, collected)
         self._scores = collected.scores
         return collected.rollouts
 
@@ -253,7 +253,7 @@ class OnlineTrainer(BaseTrainer):
         mark_weights(self.sampler, self.state.global_step)
         seed = ((args.seed * 1009 + self.state.global_step) * 64 + self.accelerator.process_index) * 16 + round_index
 
-        with naming_rows(self.train_dataset, "train_dataset"):
+        with together(apply=is_collective(self.sampler)), naming_rows(self.train_dataset, "train_dataset"):
             return with_fewer_rows(
                 self.sampler,
                 args.num_generations,
@@ -400,7 +400,8 @@ class OnlineTrainer(BaseTrainer):
         """Sample and score `eval_dataset`; logs rewards, lengths, and accuracies with intervals."""
         start = time.perf_counter()
         self.scorer.trainer_state = self.state
-        metrics = evaluate_rollouts(self, eval_dataset, metric_key_prefix)
+        with whole_weights(self.shared):
+            metrics = evaluate_rollouts(self, eval_dataset, metric_key_prefix)
         if self._step_started is not None:  # not a part of the training step
             self._step_started += time.perf_counter() - start
         return metrics

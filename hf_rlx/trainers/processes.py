@@ -1,10 +1,24 @@
-"""Agreement between the processes of a run: what one of them meets, all act on at the same point."""
+"""Agreement between the processes of a run: what one of them meets, all act on at the same point.
+
+A process that stops alone leaves the others in their next collective call, for as long as the group's timeout (half
+an hour). So they tell one another of a failure where it is likely, and all of them stop.
+"""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
+
+logger = logging.getLogger(__name__)
+
+
+class ProcessError(RuntimeError):
+    """Another process failed; the message says which one and how."""
 
 
 def agreed(flag: bool) -> bool:
@@ -18,19 +32,39 @@ def agreed(flag: bool) -> bool:
 
 
 def raise_together(error: BaseException | None) -> None:
-    """Raise `error` here and, in every other process, an error that names it; a process that failed alone would leave
-    the others waiting for it for ever. Every process must call it at the same point, with None where all is well.
+    """Raise `error` here and, in every other process, an error that names it. Every process must call it at the same
+    point, with None where all is well.
 
     Raises:
-        the error, or RuntimeError: what another process met.
+        `error` itself where it was met.
+        ProcessError: in the others, e.g. "rank 1: RewardError: reward function f raised ...".
     """
-    if PartialState().num_processes == 1:
+    state = PartialState()
+    if state.num_processes == 1:
         if error is not None:
             raise error
         return
-    told = gather_object([None if error is None else f"{type(error).__name__}: {error}"])
+    told = gather_object([None if error is None else f"rank {state.process_index}: {type(error).__name__}: {error}"])
+    failures = [message for message in told if message is not None]
     if error is not None:
+        logger.error("%s; all %d processes stop", failures[0], len(told))
         raise error
-    for rank, message in enumerate(told):
-        if message is not None:
-            raise RuntimeError(f"process {rank} failed: {message}")
+    if failures:
+        raise ProcessError("; ".join(failures))
+
+
+@contextmanager
+def together(apply: bool = True) -> Iterator[None]:
+    """A block that every process runs; where one of them raises in it, all do at its end.
+
+    The block must hold no collective call that a failing process would miss. `apply` False: an ordinary block.
+    """
+    if not apply:
+        yield
+        return
+    fault: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        fault = error
+    raise_together(fault)

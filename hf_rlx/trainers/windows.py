@@ -76,6 +76,7 @@ class MiniBatch:
         is_weights: (B, R) importance weights; None: 1.
         normalizer: denominator of the loss over the whole optimizer step and all processes.
         rows: completions that this share was dealt, dropped ones included.
+        idle: no process has a signal in this optimizer step.
         parts: into how many a micro-step was cut for want of memory; 1: not at all.
     """
 
@@ -88,6 +89,7 @@ class MiniBatch:
     ref_logps: Tensor | None = None
     is_weights: Tensor | None = None
     normalizer: Tensor | None = None
+    idle: bool = False
     parts: int = 1
 
     def state_dict(self) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def candidates(text: str, place: Place) -> list[str]:
             text = tags[-1]
             return candidates(text, "boxed") or [text, *candidates(text, "last")]
         for each in ("boxed", "hash", "answer_line", "last"):
-            if found := candidates(text, each):  # type: ignore[arg-type]
+            if found := candidates(text, each):
                 return found
         return []
     if place == "tag":
@@ -148,11 +148,15 @@ def _last(text: str) -> Iterator[str]:
     if not numbers:
         return
     number = numbers[-1]
-    if len(numbers) > 1 and re.fullmatch(r"[^=.]{0,40}\b(?:and|or)\b[^=.]{0,40}", text[numbers[-2].end() : number.start()]):
+    if len(numbers) > 1 and re.fullmatch(
+        r"[^=.]{0,40}\b(?:and|or)\b[^=.]{0,40}", text[numbers[-2].end() : number.start()]
+    ):
         return
     run = next(m for m in _RUN.finditer(text) if m.start() <= number.start() < m.end())
     before, after = text[: run.start()].rstrip(), text[run.end() :].lstrip(" ")
-    if re.search(r"[+*/^×÷<>≤≥√\\-]$", before) or re.match(r"[+*/^×÷<>≤≥\\=-]", after):
+    if re.search(r"[+*/^\N{MULTIPLICATION SIGN}÷<>≤≥√\\-]$", before) or re.match(
+        r"[+*/^\N{MULTIPLICATION SIGN}÷<>≤≥\\=-]", after
+    ):
         return
     token = run.group().strip(_DRESS)
     word = re.match(r"[A-Za-z]+", after)

@@ -1,5 +1,7 @@
 """Tokens of an answer: numbers with their thousands groups, letters, words, LaTeX commands."""
 
+# ruff: noqa: RUF001 - characters that look like others are what this file is about
+
 from __future__ import annotations
 
 import re
@@ -37,10 +39,11 @@ CONSTANTS = {
     **{"emptyset": "empty", "varnothing": "empty", "Reals": "R", "Integers": "Z", "Rationals": "Q"},
     **{"Naturals": "N", "Complexes": "C"},
 }
-_GREEK = (
+_GREEK_NAMES = (
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
     "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell hbar"
-).split()
+)
+_GREEK = set(_GREEK_NAMES.split())
 _SHORT_WORDS = {"yes", "no", "odd"}
 _NEEDS_BRACKET = {"max", "min", "gcd", "lcm", "abs", "exp", "floor", "ceil", "binom"}  # `5 min` is a time
 
@@ -58,8 +61,14 @@ _CHARACTERS = str.maketrans(
         **{"∩": "\\cap ", "∖": "\\setminus ", "∅": "\\emptyset ", "ℝ": "\\Reals ", "ℤ": "\\Integers "},
         **{"ℚ": "\\Rationals ", "ℕ": "\\Naturals ", "ℂ": "\\Complexes ", "…": "...", "％": "\\%", "﹪": "\\%"},
         **{"θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ", "γ": "\\gamma ", "λ": "\\lambda ", "φ": "\\phi "},
-        **{c: "\\frac{%d}{%d}" % pair for c, pair in {"½": (1, 2), "⅓": (1, 3), "⅔": (2, 3), "¼": (1, 4)}.items()},
-        **{c: "\\frac{%d}{%d}" % pair for c, pair in {"¾": (3, 4), "⅕": (1, 5), "⅛": (1, 8), "⅜": (3, 8)}.items()},
+        **{
+            c: f"\\frac{{{top}}}{{{bottom}}}"
+            for c, (top, bottom) in {"½": (1, 2), "⅓": (1, 3), "⅔": (2, 3), "¼": (1, 4)}.items()
+        },
+        **{
+            c: f"\\frac{{{top}}}{{{bottom}}}"
+            for c, (top, bottom) in {"¾": (3, 4), "⅕": (1, 5), "⅛": (1, 8), "⅜": (3, 8)}.items()
+        },
     }
 )
 # Mark-up that changes how an answer looks but not what it says. Applied in order.

@@ -67,8 +67,8 @@ class _Read:
 class MathVerifier:
     """Reward function: 1.0 when a completion's final answer equals the gold answer, else 0.0.
 
-    Understands integers, decimals, fractions, mixed and recurring numbers, percentages, thousands groups, units, number
-    bases, ratios, expressions with roots and functions, equations, inequalities, intervals, sets, tuples, matrices,
+    Understands integers, decimals, fractions, mixed and recurring numbers, percentages, thousands groups, units,
+    number bases, ratios, expressions with roots and functions, equations, inequalities, intervals, sets, tuples, matrices,
     options and words, in LaTeX or plain text. Equal means equal: nothing is rounded unless `decimals` says so, a
     chain `a = b` counts only when both agree with gold, and an answer that offers several values is none.
 
@@ -77,16 +77,16 @@ class MathVerifier:
     Args:
         extract: where the answer stands.
 
-            - `"auto"`: the first that is there, of: `<answer>` tags, the last box, after `####`, after "the answer is",
-              the last formula or number. What stands before `</think>` does not count.
+            - `"auto"`: the first that is there, of: `<answer>` tags, the last box, after `####`, after "the answer
+              is", the last formula or number. What stands before `</think>` does not count.
             - `"boxed"`: the last `\\boxed{...}`; boxes with nothing but commas or "and" between are one answer.
             - `"hash"`: after the last `####`, to the end of the line.
             - `"answer_line"`: after the last "answer:", "answer is" or "A:", to the end of the sentence.
             - `"tag"`: in the last `<answer>...</answer>`.
             - `"last"`: the last formula or number; lenient, so right only for short answers.
             - `"whole"`: the completion is the answer and nothing else.
-        column: dataset column with the gold answers: numbers, or text that is an answer, or a worked solution that ends
-            in a box or in `#### 42`. None: `answer`, or `solution` where there is no `answer`.
+        column: dataset column with the gold answers: numbers, or text that is an answer, or a worked solution that
+            ends in a box or in `#### 42`. None: `answer`, or `solution` where there is no `answer`.
         timeout: seconds that algebra on one answer may take.
         memory: bytes that it may take.
         units: "optional": 10 is right for 10 cm (10 m never is). "required": the units must be the same.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,12 +21,13 @@ _PART = re.compile(
     r"(?P<note><<[^<>\n]{0,200}>>)"
     rf"|(?P<number>{_NUMBER}|\\[dt]?frac\{{ *-?(?:{_NUMBER}) *\}}\{{ *-?(?:{_NUMBER}) *\}})"
     r"|(?P<equals>(?<![<>!=:])={1,2}(?![=>]))"
-    r"|(?P<operator>\*\*|[-+*/^×÷·⋅\N{MINUS SIGN}]|\\times\b|\\cdot\b|\\div\b)"
+    r"|(?P<operator>\*\*|[-+*/^\N{MULTIPLICATION SIGN}÷·⋅\N{MINUS SIGN}]|\\times\b|\\cdot\b|\\div\b)"
     r"|(?P<mark>\\[()\[\]])|(?P<open>\()|(?P<close>\))|(?P<percent>\\?%)|(?P<money>\\?\$|[€£])"
     r"|(?P<space>[ \t]+)|(?P<word>[A-Za-z]+)|(?P<other>.)",
     re.DOTALL,
 )
 _MAX_SIDE = 200  # characters; a longer one is no step that anybody could follow
+_PLACES = 10  # a rounded number with more decimals is a calculator's, good to fewer than it shows
 _VALUES = ("number", "close", "percent")
 
 
@@ -87,10 +90,9 @@ def check_steps(text: str, rounding: bool = False) -> list[StepCheck]:
     for index, run in enumerate(runs):
         follower = runs[index + 1][0] if index + 1 < len(runs) else None
         for check in _checks(text, run, rounding, follower):
-            if "<<" in text[check.start : check.end]:
-                if (_value(check.expression), _value(check.claimed)) in noted:
-                    continue
-            found.append(check)
+            beside = "<<" in text[check.start : check.end]
+            if not (beside and (_value(check.expression), _value(check.claimed)) in noted):
+                found.append(check)
     return sorted(found, key=lambda check: (check.end, check.start))
 
 
@@ -103,9 +105,13 @@ def _parts(text: str, offset: int = 0) -> Iterator[_Part]:
         if kind == "word":
             rest = text[match.end() : match.end() + 4].lstrip(" ")
             ahead = bool(rest) and (rest[0].isdigit() or rest[0] in "($.")
-            if ahead and ((part.text in "xX" and before.kind in _VALUES) or (part.text == "of" and before.kind == "percent")):
+            if ahead and (
+                (part.text in "xX" and before.kind in _VALUES) or (part.text == "of" and before.kind == "percent")
+            ):
                 part = part._replace(kind="operator")
-        if part.text == "**" and not (before.kind in _VALUES and re.match(r" *[\d(.]", text[match.end() : match.end() + 3])):
+        if part.text == "**" and not (
+            before.kind in _VALUES and re.match(r" *[\d(.]", text[match.end() : match.end() + 3])
+        ):
             part = part._replace(kind="other")  # Markdown
         if kind != "space":
             before = part
@@ -116,7 +122,7 @@ def _checks(text: str, run: list[_Part], rounding: bool, follower: _Part | None 
     sides = list(_sides(text, run, follower))
     if not any(side.computes for side in sides):
         return
-    for left, right in zip(sides, sides[1:], strict=False):
+    for left, right in itertools.pairwise(sides):
         if not (left.whole and right.whole):
             continue
         expression, claimed = (_shown(text[s.start : s.end]) for s in (left, right))
@@ -160,6 +166,8 @@ def _sides(text: str, run: list[_Part], follower: _Part | None) -> Iterator[_Sid
         whole = True
         if first and start == 0 and leader is not None:
             whole = _begins(text, leader, kept)
+        elif first and start > 0:
+            whole = not re.fullmatch(r"\d{3}", kept[0].text)  # the end of 350 000
         if last and stop == len(solid) and follower is not None:
             whole = whole and _finishes(text, kept[-1], follower)
         computes = any(part.kind == "operator" for part in kept[1:]) or "frac" in text[kept[0].start : kept[-1].end]
@@ -193,6 +201,8 @@ def _begins(text: str, leader: _Part, parts: list[_Part]) -> bool:
     first = parts[0]
     if leader.kind == "word" and leader.end == first.start:
         return False  # x2 = 3
+    if leader.text == "," and text[: leader.start][-1:].isdigit() and re.fullmatch(r"\d{3}", first.text):
+        return False  # 350, 000
     if first.kind == "operator":
         negative = first.text in "-\N{MINUS SIGN}" and len(parts) > 1 and first.end == parts[1].start
         return negative and leader.end < first.start
@@ -208,6 +218,7 @@ def _finishes(text: str, last: _Part, follower: _Part) -> bool:
     return follower.text not in ("_", "{", "!", "[", "|", "\\")
 
 
+@functools.lru_cache(maxsize=1024)
 def _value(side: str) -> Fraction | None:
     if len(side) > _MAX_SIDE:
         return None
@@ -230,9 +241,9 @@ def _verdict(expression: str, claimed: str, rounding: bool) -> Verdict | None:
     if true == said:
         return Verdict("right", "equal")
     if rounding:
-        # Either side may be the one that is rounded: `10/3 = 3.33 = 3.3`.
         digits = re.fullmatch(r"[^\d.]*[\d,]*\.?(\d*)\s*%?[^\d]*", claimed)
-        if digits and abs(true - said) <= Fraction(1, 2 * 10 ** (len(digits[1]) + 2 * ("%" in claimed))):
+        places = min(len(digits[1]), _PLACES) + 2 * ("%" in claimed) if digits else 0
+        if digits and abs(true - said) <= Fraction(1, 2 * 10**places):
             return Verdict("right", "equal when rounded")
     return Verdict("wrong", f"it is {_plain(true)}")
 

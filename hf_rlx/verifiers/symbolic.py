@@ -97,7 +97,9 @@ class Sympy:
 
     def operation(self, kind: str, values: list[Any]) -> Expr:
         """Arithmetic."""
-        first = values[0] if values else None
+        if not values:
+            raise ValueError(f"{kind} is no expression")
+        first = values[0]
         if kind == "neg":
             return -first
         if kind == "add":

@@ -1,4 +1,4 @@
-"""Units and things counted, by one name each. Nothing is converted: who is asked for 10 m in cm must not pay for 10 m."""
+"""Units and things counted, by one name each. Nothing is converted: 10 m is no answer to "how many cm are 10 m?"."""
 
 from __future__ import annotations
 
@@ -57,18 +57,19 @@ MULTIPLIERS = {
 }
 _SAYS_NOTHING = {"unit", "units"}
 # Words that change the value, or show that this is a sentence.
-_NO_UNIT = set(
-    "not than more less least most over times plus minus to half halves third thirds fourth fourths quarter quarters "
-    "fifth fifths fold factorial negative approximately about approx around if when where is are was equals equal mod "
-    "modulo choose into divided multiplied remainder otherwise only either but maybe perhaps possibly even odd prime "
-    "true false yes no unknown undefined none square_root root sqrt frac infinity infinite nothing answer wrong "
-    "incorrect i pi alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau phi chi psi "
-    "omega sin cos tan log ln exp squared cubed".split()
+_CHANGES = (
+    "not or to plus minus times over half halves third thirds fourth fourths quarter quarters fifth fifths fold "
+    "factorial mod modulo choose divided multiplied pi e i squared cubed sqrt alpha beta theta log ln sin cos tan "
+    "x y z n"
 )
-_CHANGES_VALUE = set(
-    "not or to plus minus times over half halves third thirds fourth fourths quarter quarters fifth fifths fold factorial "
-    "mod modulo choose divided multiplied pi e i squared cubed sqrt alpha beta theta log ln sin cos tan x y z n".split()
+_SENTENCE = (
+    "than more less least most negative approximately about approx around if when where is are was equals equal "
+    "into remainder otherwise only either but maybe perhaps possibly even odd prime true false yes no unknown "
+    "undefined none root frac infinity infinite nothing answer wrong incorrect gamma delta epsilon zeta eta iota "
+    "kappa lambda mu nu xi rho sigma tau phi chi psi omega exp"
 )
+_CHANGES_VALUE = set(_CHANGES.split())
+_NO_UNIT = (_CHANGES_VALUE | set(_SENTENCE.split())) - set("xyzn")
 _WORD = re.compile(r"[^\W\d_]+\.?(?:[^\W\d_]+\.?)*|\^-?\d+|\d|/|¢")
 
 

@@ -1,8 +1,8 @@
 """Calls that may never return, in processes that a deadline kills.
 
-One process, the zygote, imports what the work needs once, then forks a child for every job: a child costs a millisecond
-and starts warm. The zygote is a fresh interpreter, so neither torch nor the caller's threads are forked, and it has one
-thread that only waits, so it is always there to kill.
+One process, the zygote, imports what the work needs once, then forks a child for every job: a child costs a few
+milliseconds and starts warm. The zygote is a fresh interpreter, so neither torch nor the caller's threads are forked,
+and it has one thread that only waits, so it is always there to kill.
 
     caller (any thread)              zygote                       child
     socket + limit       ------->    fork                 ----->  reads the job, answers on the socket, exits
@@ -22,7 +22,6 @@ import importlib
 import json
 import math
 import os
-import resource
 import select
 import signal
 import socket
@@ -343,6 +342,8 @@ def _run(conn: socket.socket, limit: float, work: Any, control: socket.socket, m
 
 
 def _confine(limit: float, memory: int, zygote: int) -> None:
+    import resource  # not on every system
+
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGKILL)
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
