@@ -11,7 +11,7 @@ from hf_rlx.verifiers.units import MULTIPLIERS, PLAIN_UNITS, changes_value
 Place = Literal["auto", "boxed", "hash", "answer_line", "tag", "last", "whole"]
 
 HASH = re.compile(r"####[ \t]*(?P<tail>[^\n]*)")
-TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_TAG = re.compile(r"<(?P<end>/?)answer>", re.IGNORECASE)
 _TAIL = 4000  # characters at the end of a completion in which an answer without any mark is looked for
 _ANSWER = re.compile(
     r"(?:\banswer\b(?:[ \t]+[a-z']+){0,6}?[ \t*]*(?::|=|\bis\b)|^[ \t*]*(?-i:A)[ \t]*:)[\s:*=]*(?P<tail>[^\n]*)",
@@ -25,6 +25,9 @@ _JOINT = re.compile(
 _MATHS = re.compile(r"(?<!\\)\$\$?((?:[^$\\]|\\.)+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*|\.\d+")
 _RUN = re.compile(r"\S+")
+# Between two numbers that are offered side by side: `8 apples and 9`, `5 or maybe 6`.
+_OFFERED = re.compile(r"(?: [A-Za-z]+){0,2},? (?:and|or) (?:[A-Za-z]+ )?[$*]*")
+_OFFERS = re.compile(r"^[\s,;]*$|\b(?:and|or)\b", re.IGNORECASE)
 _DENIED = re.compile(r"\bnot\b|n't\b|\bneither\b", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.!?;](?:\s|$)")
 _DRESS = "*_`\"'.,;:!?"
@@ -72,6 +75,17 @@ def joint_boxes(text: str) -> str | None:
     return " , ".join(inner)
 
 
+def last_tag(text: str) -> str | None:
+    """What stands in the last `<answer>...</answer>`; None where there is none. Linear in the length of the text."""
+    inside = opened = None
+    for match in _TAG.finditer(text):
+        if not match["end"]:
+            opened = match.end()
+        elif opened is not None:
+            inside, opened = text[opened : match.start()], None
+    return inside
+
+
 def after_thinking(text: str) -> str:
     """What follows the last `</think>`; all of it where there is none."""
     return text.rpartition("</think>")[2]
@@ -88,16 +102,16 @@ def candidates(text: str, place: Place) -> list[str]:
         return [text]
     if place == "auto":
         text = after_thinking(text)
-        if tags := TAG.findall(text):
-            text = tags[-1]
+        if (inside := last_tag(text)) is not None:
+            text = inside
             return candidates(text, "boxed") or [text, *candidates(text, "last")]
         for each in ("boxed", "hash", "answer_line", "last"):
             if found := candidates(text, each):
                 return found
         return []
     if place == "tag":
-        tags = TAG.findall(text)
-        return [joint_boxes(tags[-1]) or tags[-1]] if tags else []
+        inside = last_tag(text)
+        return [] if inside is None else [joint_boxes(inside) or inside]
     if place == "boxed":
         content = joint_boxes(text)
         return [] if content is None else [content]
@@ -116,7 +130,7 @@ def _stated(tail: str) -> Iterator[str]:
     if maths and not re.search(r"\d", tail[: maths[0].start()]) and not _DENIED.search(tail[: maths[0].start()]):
         end = _SENTENCE_END.search(tail, maths[-1].end())
         yield tail[maths[0].start() : end.start() if end else None].strip(_DRESS + " ")
-        if len(maths) == 1:
+        if len(maths) == 1 or not _OFFERS.search(tail[maths[0].end() : maths[1].start()]):
             yield _content(maths[0])
         return
     end = _SENTENCE_END.search(tail)
@@ -148,9 +162,7 @@ def _last(text: str) -> Iterator[str]:
     if not numbers:
         return
     number = numbers[-1]
-    if len(numbers) > 1 and re.fullmatch(
-        r"[^=.]{0,40}\b(?:and|or)\b[^=.]{0,40}", text[numbers[-2].end() : number.start()]
-    ):
+    if len(numbers) > 1 and _OFFERED.fullmatch(text, numbers[-2].end(), number.start()):
         return
     run = next(m for m in _RUN.finditer(text) if m.start() <= number.start() < m.end())
     before, after = text[: run.start()].rstrip(), text[run.end() :].lstrip(" ")

@@ -12,8 +12,8 @@ A cell of the column `tests` is one of these, or its JSON text. Keys that are No
                                                  HumanEval: "prompt" is what a completion may continue, and where
                                                  the tests find helper functions
 
-Values that tests pass and compare are None, bool, int, float, str, list, tuple, set, dict. They are passed by value, so
-a function that changes its arguments in place cannot be tested by them.
+Values that tests pass and compare are None, bool, int, float, str, list, tuple, set, dict. They are passed by value,
+so a function that changes its arguments in place cannot be tested by them.
 """
 
 from __future__ import annotations

@@ -80,6 +80,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         # Thousands groups that LaTeX spells out: 1{,}234  1,\!234  1\,234  1~234
         (r"(?<![\d.])\d{1,3}(?:(?:\{,\}|,\s*\\!\s*|\\[,;: ]\s*|~)\d{3})+(?!\d)", "joined"),
         (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|nolimits|phantom\{[^{}]*\})(?![A-Za-z])", ""),
+        (r"\{:\}", ":"),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
         (r"(?<!\\)\\(?:[,;:! ]|q?quad(?![A-Za-z]))|~", " "),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 import re
 import threading
 from collections.abc import Callable
@@ -269,7 +270,7 @@ def _gold(value: Any) -> _Read | str:
         return f"{value!r} is no answer"
     if isinstance(value, Fraction):
         value = f"{value.numerator}/{value.denominator}"
-    if isinstance(value, Decimal) and not value.is_finite():
+    if isinstance(value, Decimal | float) and not math.isfinite(value):
         return f"{value} is no number"
     if isinstance(value, list | tuple | dict | set):
         return f"a {type(value).__name__} is no answer"
@@ -324,7 +325,8 @@ def _answer(found: list[str], gold: _Read) -> _Read | Verdict:
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"\s+", "", text)
+    """Without spaces, except those that keep two numbers or words apart."""
+    return re.sub(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])", "", text)
 
 
 def _depth(text: str) -> int:

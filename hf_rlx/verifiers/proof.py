@@ -269,8 +269,8 @@ class CoqVerifier(_ProofVerifier):
             if not allowed:
                 return f"rests on the axiom {printed_name}"
             lines.append(f"Definition same{len(lines)} : {printed_name} = {allowed[0]} := eq_refl.")
-        # The same last name proves nothing: the candidate may have an axiom of that name. Being convertible does, where
-        # every name means what it meant when it was printed.
+        # The same last name proves nothing: the candidate may have an axiom of that name. Being convertible does,
+        # where every name means what it meant when it was printed.
         ended = place.compile("axioms", ours + "\n".join(lines) + "\n", self.time_limit)
         return "" if ended.code == 0 else f"an axiom that only has an allowed one's name: {_complaint(ended)}"
 

@@ -287,12 +287,16 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     except MemoryError:
         return {"equal": False, "reason": "over the memory limit"}
     except Exception as error:
-        reason = f"{type(error).__name__}: {str(error)[:80]}"
+        reason = _told(error)
     try:
         _readable(gold, algebra)
     except Exception as error:
-        return {"gold": f"{type(error).__name__}: {str(error)[:80]}"}
+        return {"gold": _told(error)}
     return {"equal": False, "reason": f"cannot be compared ({reason})"}
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
 
 
 def _readable(node: Node, algebra: Sympy) -> None:

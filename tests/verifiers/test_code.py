@@ -67,7 +67,7 @@ RIGHT = {
     "a main guard": PLUS + "if __name__ == '__main__':\n add(input())",
     "files": "import os, tempfile\ndef add(a, b):\n with tempfile.TemporaryFile('w+') as f:\n"
     "  f.write(f'{a} {b}'); f.seek(0); return sum(map(int, f.read().split()))",
-    "random, hashlib, time and regular expressions": "import datetime, decimal, fractions, hashlib, heapq, random, re\n"
+    "the standard library": "import datetime, decimal, fractions, hashlib, heapq, random, re\n"
     "def add(a, b): random.seed(1); hashlib.md5(b'').hexdigest(); return int(re.sub('x', '', f'{a + b}x'))",
     "an enum's value": "import enum\ndef add(a, b): return enum.IntEnum('E', {'X': a + b}).X",
 }

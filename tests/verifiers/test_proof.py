@@ -139,7 +139,7 @@ def test_files_are_written_in_the_box_only(coq, tmp_path):
 
 @needs_coq
 def test_late_is_none_and_ends_no_run(coq):
-    """C09: a proof by computation that does not end. Four of four late: None each, and no word of a broken verifier."""
+    """C09: a proof by computation that does not end. All late: None each, and the verifier is not called broken."""
     quick = CoqVerifier(level=coq.level, time_limit=1.0)
     endless = "Fixpoint f (n : nat) : nat := match n with O => 1 | S m => f m + f m end.\n"
     endless += "Theorem answer : f 60 = 0. vm_compute. Qed."

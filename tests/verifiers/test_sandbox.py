@@ -55,7 +55,7 @@ def test_auto_takes_the_best(monkeypatch, tmp_path):
     box = Sandbox("auto")
     assert box.level == "medium"
     assert box.findings == {"strong": "bubblewrap (bwrap) is not on the PATH"}
-    with pytest.raises(SandboxUnavailable, match="bwrap.*is not on the PATH"):
+    with pytest.raises(SandboxUnavailable, match=r"bwrap.* is not on the PATH"):
         Sandbox("strong")
 
 
@@ -287,7 +287,7 @@ def test_calls_and_their_faults(box):
         with pytest.raises(CandidateRaisedError, match="raised KeyError"):
             call(job, "bad")
         assert decode(call(job, "A.g")) == 1
-        with pytest.raises(CandidateRaisedError, match="raised NameError|raised KeyError"):
+        with pytest.raises(CandidateRaisedError, match="raised KeyError"):
             call(job, "none")
         with pytest.raises(CandidateRaisedError, match="SystemExit"):
             call(job, "end")

@@ -21,7 +21,7 @@ from hf_rlx.verifiers.boxes import CandidateError
 from hf_rlx.verifiers.sandbox import Sandbox, SandboxUnavailable
 
 CASES = Path(__file__).resolve().parents[3] / "shared" / "cases"
-LIMIT = 0.7
+LIMIT = 0.5
 
 
 def cases(name: str) -> list:
