@@ -23,6 +23,7 @@ products at that rate and its weights at the rate of memory.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import hashlib
 import json
 import os
@@ -79,6 +80,16 @@ class SlowScorer:
         """Wait, then score."""
         time.sleep(self.seconds * len(completions))
         return self.inner(completions=completions, **columns)
+
+
+def side_by_side(seconds: float, inner: Callable[..., list[float]]) -> Callable[..., Any]:
+    """An async scorer that takes `seconds` for every completion of a group, all of them at the same time."""
+
+    async def slow_requests(completions: list[Any], **columns: Any) -> list[float]:
+        await asyncio.gather(*(asyncio.sleep(seconds) for _ in completions))
+        return inner(completions=completions, **columns)
+
+    return slow_requests
 
 
 class Clock(TrainerCallback):
@@ -178,7 +189,7 @@ def run_ours(args: argparse.Namespace, folder: str) -> dict[str, Any]:
 
     clock, reward = Clock(), rewards_for(args.signal)
     if args.scorer_seconds:
-        reward = SlowScorer(args.scorer_seconds, reward)
+        reward = (side_by_side if args.scorer_async else SlowScorer)(args.scorer_seconds, reward)
     trainer = GRPOTrainer(
         load_causal_lm(args.model, dtype=getattr(torch, args.dtype)),
         reward,
@@ -272,7 +283,7 @@ def measure(side: str, args: argparse.Namespace, **changes: Any) -> dict[str, An
         names += ["threads", "scorer_seconds"]
         command = [sys.executable, __file__]
         command += [f"--{name.replace('_', '-')}={options[name]}" for name in names]
-        command += ["--checkpointing"] * options["checkpointing"]
+        command += ["--checkpointing"] * options["checkpointing"] + ["--scorer-async"] * options["scorer_async"]
         environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -433,13 +444,14 @@ def vocabulary_worker(args: argparse.Namespace) -> None:
 
 
 def scorer(args: argparse.Namespace) -> None:
-    """What a scorer of 0.2 s a completion costs the step."""
+    """What a scorer of 0.2 s a completion costs the step: as requests that wait side by side, and one by one."""
     print(header())
     free = measure("ours", args)
     print(line("free scorer", free), flush=True)
-    slow = measure("ours", args, scorer_seconds=0.2)
-    print(line("0.2 s a completion", slow))
-    print(f"{'':22}{slow['step'] / free['step'] - 1:+.1%} on the step")
+    for name, concurrent in (("async, 0.2 s each", True), ("one by one, 0.2 s", False)):
+        slow = measure("ours", args, scorer_seconds=0.2, scorer_async=concurrent)
+        print(line(name, slow))
+        print(f"{'':22}{slow['step'] / free['step'] - 1:+.1%} on the step", flush=True)
 
 
 def precision(args: argparse.Namespace) -> None:
@@ -471,6 +483,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     parser.add_argument("--vocabulary-worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--signal", default="all", help=argparse.SUPPRESS)
+    parser.add_argument("--scorer-async", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--scorer-seconds", type=float, default=0.0, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:

@@ -177,7 +177,7 @@ def tree_attention(
     """
     if window is not None and window >= layout.longest_branch:
         window = None
-    if takes(query, value, window, dropout):
+    if takes(query, value, layout.segments, window, dropout):
         return segment_attention(query, key, value, layout.segments, scaling)
     repeats = query.shape[1] // key.shape[1]
     q_prompt, q_response = _to_blocks(query, layout)

@@ -18,6 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+# Row positions a kernel call must have on average to be worth its own cost.
+MIN_TOKENS_PER_CALL = 16
+
 
 class Segment(NamedTuple):
     """Where one group stands in a packed row: half-open ranges of row positions.
@@ -153,6 +156,9 @@ def segment_attention(
     return _SegmentAttention.apply(query[0], key[0], value[0], segments, scale)[None]
 
 
-def takes(query: Tensor, value: Tensor, window: int | None, dropout: float) -> bool:
-    """Whether `segment_attention` can run this: on a CPU, no sliding window, no dropout, one head size."""
-    return query.device.type == "cpu" and window is None and dropout == 0 and query.shape[-1] == value.shape[-1]
+def takes(query: Tensor, value: Tensor, segments: tuple[Segment, ...], window: int | None, dropout: float) -> bool:
+    """Whether `segment_attention` can run this, on a CPU without a sliding window or dropout and with one head size,
+    and gains by it: many short responses are faster as one padded block than as a kernel call each."""
+    able = query.device.type == "cpu" and window is None and dropout == 0 and query.shape[-1] == value.shape[-1]
+    calls = sum(2 + len(segment.responses) for segment in segments)
+    return able and query.shape[2] >= MIN_TOKENS_PER_CALL * calls

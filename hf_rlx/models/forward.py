@@ -57,16 +57,20 @@ def _log_softmax_terms(logits: Tensor, transform: LogitTransform, temperature: f
     return (z / temperature if temperature != 1.0 else z), slope
 
 
-def _read(z: Tensor, targets: Tensor, want_entropy: bool) -> tuple[Tensor, Tensor | None, Tensor]:
-    """(n, V) tempered logits -> log-prob of the targets (n,), entropy (n,) or None, log-normaliser (n,)."""
-    log_norm = torch.logsumexp(z, dim=-1)
-    logps = z.gather(-1, targets[:, None])[:, 0] - log_norm
+def _read(z: Tensor, targets: Tensor, want_entropy: bool) -> tuple[Tensor, Tensor | None]:
+    """(n, V) tempered logits -> log-prob of the targets (n,), entropy (n,) or None; differentiable.
+
+    The arithmetic is that of `_FrozenHeadLogps`, so a trained and a frozen head of equal weights agree to the bit.
+    """
+    z = z - z.detach().amax(-1, keepdim=True)
+    exps = torch.exp(z)
+    total = exps.sum(-1)
+    logps = z.gather(-1, targets[:, None])[:, 0] - total.log()
     if not want_entropy:
-        return logps, None, log_norm
-    probs = torch.exp(z - log_norm[:, None])
+        return logps, None
     # A logit of -inf has probability 0 and contributes 0, not NaN, to the value and to the gradient.
-    entropy = log_norm - (probs * torch.where(z == -torch.inf, 0.0, z)).sum(-1)
-    return logps, entropy, log_norm
+    products = (exps / total[:, None] * torch.where(z == -torch.inf, 0.0, z)).sum(-1)
+    return logps, total.log() - products
 
 
 def _entropy(z: Tensor, exps: Tensor, total: Tensor) -> Tensor:
@@ -171,8 +175,7 @@ def head_logps(
 
     def run(rows: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor | None]:
         z, _ = _log_softmax_terms(head(rows), transform, temperature)
-        logp, entropy, _ = _read(z, wanted, want_entropy)
-        return logp, entropy
+        return _read(z, wanted, want_entropy)
 
     parts = []
     for start in range(0, max(hidden.shape[0], 1), chunk):
@@ -270,7 +273,7 @@ def score_from_logits(
     ).logits
     rows = logits.flatten(0, 1).index_select(0, batch.predict_index)
     z, _ = _log_softmax_terms(rows, LogitTransform(), temperature)
-    logps, entropy, _ = _read(z, batch.targets, want_entropy)
+    logps, entropy = _read(z, batch.targets, want_entropy)
     if entropy is not None and not entropy_grad:
         entropy = entropy.detach()
     return TokenScores(

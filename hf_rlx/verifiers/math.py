@@ -69,17 +69,17 @@ class MathVerifier:
     """Reward function: 1.0 when a completion's final answer equals the gold answer, else 0.0.
 
     Understands integers, decimals, fractions, mixed and recurring numbers, percentages, thousands groups, units,
-    number bases, ratios, expressions with roots and functions, equations, inequalities, intervals, sets, tuples, matrices,
-    options and words, in LaTeX or plain text. Equal means equal: nothing is rounded unless `decimals` says so, a
-    chain `a = b` counts only when both agree with gold, and an answer that offers several values is none.
+    number bases, ratios, expressions with roots and functions, equations, inequalities, intervals, sets, tuples,
+    matrices, options and words, in LaTeX or plain text. Equal means equal: nothing is rounded unless `decimals` says
+    so, a chain `a = b` counts only when both agree with gold, and an answer that offers several values is none.
 
     Usable from any thread; plugs into `reward_funcs` of our trainers and of TRL's.
 
     Args:
         extract: where the answer stands.
 
-            - `"auto"`: the first that is there, of: `<answer>` tags, the last box, after `####`, after "the answer
-              is", the last formula or number. What stands before `</think>` does not count.
+            - `"auto"`: the first that is there, of: `<answer>` tags, the last box, after `####`, after "the
+              answer is", the last formula or number. What stands before `</think>` does not count.
             - `"boxed"`: the last `\\boxed{...}`; boxes with nothing but commas or "and" between are one answer.
             - `"hash"`: after the last `####`, to the end of the line.
             - `"answer_line"`: after the last "answer:", "answer is" or "A:", to the end of the sentence.

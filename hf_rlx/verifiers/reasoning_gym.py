@@ -6,9 +6,9 @@ import json
 import re
 from typing import Any
 
+from hf_rlx.verifiers.answers import last_tag
 from hf_rlx.verifiers.text import Completion, column_of, completion_text
 
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _LINE = re.compile(r"\banswer\s*:[ \t]*", re.IGNORECASE)
 
 
@@ -18,8 +18,8 @@ def final_answer(text: str) -> str:
     The last `<answer>...</answer>`; else all that follows the last `Answer:` (grids span several lines); else the
     whole text. Stripped of spaces and of Markdown's `**`.
     """
-    if tags := _TAG.findall(text):
-        return tags[-1].strip()
+    if (inside := last_tag(text)) is not None:
+        return inside.strip()
     return _LINE.split(text)[-1].strip().strip("*").strip()
 
 

@@ -205,7 +205,7 @@ def _begins(text: str, leader: _Part, parts: list[_Part]) -> bool:
         return False  # 350, 000
     if first.kind == "operator":
         negative = first.text in "-\N{MINUS SIGN}" and len(parts) > 1 and first.end == parts[1].start
-        return negative and leader.end < first.start
+        return negative and (leader.end < first.start or (leader.kind == "other" and leader.text not in "]}|!"))
     return leader.text not in ("<", ">", "\\", "_", "{", "[", "|", "≈", "≤", "≥")
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_rlx.models import attention
-from hf_rlx.models.cpu_attention import Segment, segment_attention
+from hf_rlx.models.cpu_attention import Segment, segment_attention, takes
 from hf_rlx.models.packing import pack_groups
 from hf_rlx.types import Group
 from tests import tiny
@@ -75,12 +75,24 @@ def test_equals_the_form_of_other_devices(monkeypatch):
     groups = tiny.ragged_groups()
     layout = pack_groups(groups).layout
     inputs = states(len(layout.slot_of_token), 6, 2)
+    monkeypatch.setattr(attention, "takes", lambda *_: True)
     actual = run(lambda q, k, v: attention.tree_attention(q, k, v, layout), inputs)
     monkeypatch.setattr(attention, "takes", lambda *_: False)
     for ours, theirs in zip(
         actual, run(lambda q, k, v: attention.tree_attention(q, k, v, layout), inputs), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_where_it_runs():
+    """16 tokens a call on average: 64 are enough for the 3 calls of one response, 63 are not for the 4 of two."""
+    long = pack_groups([Group.from_lists(list(range(3, 43)), [[5] * 24])]).layout.segments
+    short = pack_groups([Group.from_lists(list(range(3, 43)), [[5] * 12, [5] * 11])]).layout.segments
+    for segments, length, expected in ((long, 64, True), (short, 63, False)):
+        states = torch.zeros(1, 2, length, 8)
+        assert takes(states, states, segments, None, 0.0) is expected
+        assert not takes(states, states, segments, 5, 0.0)
+        assert not takes(states, states, segments, None, 0.1)
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -9,6 +9,7 @@ from torch import nn
 
 from hf_rlx.models import fast_linear
 from hf_rlx.models.fast_linear import FastLoraLinear, packed_for_sampling, use_fast_lora
+from hf_rlx.models.shared import SharedModel
 from tests import tiny
 
 pytestmark = pytest.mark.skipif(not fast_linear.available(), reason="this torch has no oneDNN")
@@ -159,6 +160,23 @@ def test_half_precision_and_autocast_are_pefts():
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert torch.equal(fast(x), peft(x))
         assert torch.equal(fast.bfloat16()(x.bfloat16()), peft.bfloat16()(x.bfloat16()))
+
+
+def test_activation_checkpointing():
+    """Recomputed in the backward, the packed row's gradients are those of PEFT's layers without recomputation."""
+    groups = tiny.ragged_groups()
+    grads = []
+    for fast in (False, True):
+        model = SharedModel.build(tiny.causal_lm(), tiny.lora())
+        tiny.randomise_lora(model)
+        if fast:
+            use_fast_lora(model)
+            model.activation_checkpointing_enable()
+            assert len(layers(model)) == 14
+        model.train()
+        tiny.weighted(model(groups).per_token_logps).backward()
+        grads.append(tiny.gradients(model))
+    tiny.assert_gradients_close(grads[1], grads[0], 1e-5)
 
 
 # --- sampling --------------------------------------------------------------------------------------------------------
