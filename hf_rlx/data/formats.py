@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 _LIKELY = ("question", "query", "instruction", "input", "text", "messages", "conversations", "problem")
 _CHARACTERS_A_TOKEN = 20
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class PromptError(ValueError):
@@ -29,8 +31,9 @@ def check_prompts(dataset: Any, name: str, max_characters: int | None = None) ->
 
     Raises:
         ValueError: no `prompt` column (the message has the columns found and the rename), an empty dataset, or a
-            streaming one; a row, by its index: without a prompt, with messages that lack a role or a content, with
-            another kind of prompt than the first row, or too long.
+            streaming one; a row, by its index: that is no dictionary, without a prompt, with messages that lack a
+            role or a content, with half a character (a lone surrogate), with another kind of prompt than the first
+            row, or too long.
     """
     if dataset is None:
         return
@@ -40,7 +43,7 @@ def check_prompts(dataset: Any, name: str, max_characters: int | None = None) ->
         raise ValueError(f"{name} must have rows that are dictionaries with a `prompt`, got {type(first).__name__}")
     _check_columns(list(getattr(dataset, "column_names", None) or first), name)
     kind: str | None = None
-    for index, prompt in enumerate(_prompts_of(dataset)):
+    for index, prompt in enumerate(_prompts_of(dataset, name)):
         problem = _problem(prompt)
         if problem is not None:
             raise ValueError(f"{name}: row {index} {problem}; give it text or messages, or drop it")
@@ -118,7 +121,7 @@ def _problem(prompt: Any) -> str | None:
     if not prompt or not isinstance(prompt, str | list):
         return f"has the prompt {repr(prompt)[:80]}"
     if isinstance(prompt, str):
-        return None
+        return _half_a_character(prompt)
     for place, message in enumerate(prompt):
         if not isinstance(message, dict):
             return f"has a list of {type(message).__name__} as prompt, where message {place} should be a dictionary"
@@ -129,12 +132,22 @@ def _problem(prompt: Any) -> str | None:
         if not isinstance(role, str) or not role:
             return f"has the role {role!r} in message {place}"
         if isinstance(content, str):
+            if half := _half_a_character(role + content):
+                return f"{half} in message {place}"
             continue
         if not isinstance(content, list) or not content:
             return f"has the content {content!r} in message {place}"
         if not all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
             return f'has parts in message {place} that are not all {{"type": "text", "text": ...}}'
+        if half := _half_a_character("\n".join([role, *(part["text"] for part in content)])):
+            return f"{half} in message {place}"
     return None if _characters(prompt) else "has messages without any text"
+
+
+def _half_a_character(text: str) -> str | None:
+    """What is wrong with a text that no tokenizer takes."""
+    found = _SURROGATE.search(text)
+    return None if found is None else f"holds half a character (the lone surrogate {found[0]!r})"
 
 
 def _characters(prompt: str | list[dict[str, Any]]) -> int:
@@ -145,9 +158,14 @@ def _characters(prompt: str | list[dict[str, Any]]) -> int:
     return sum(len(c) if isinstance(c, str) else sum(len(part["text"]) for part in c) for c in contents)
 
 
-def _prompts_of(dataset: Any) -> Iterator[Any]:
+def _prompts_of(dataset: Any, name: str) -> Iterator[Any]:
     if not hasattr(dataset, "select_columns"):
-        yield from (row.get("prompt") for row in dataset)
+        for index, row in enumerate(dataset):
+            if not isinstance(row, dict):
+                raise ValueError(
+                    f"{name}: row {index} is a {type(row).__name__}; rows are dictionaries with a `prompt`"
+                )
+            yield row.get("prompt")
         return
     column = dataset.select_columns(["prompt"])
     for start in range(0, len(column), 1000):  # row by row takes ten times as long
@@ -163,7 +181,7 @@ def naming_rows(dataset: Any, name: str) -> Iterator[None]:
     try:
         yield
     except PromptError as error:
-        rows = () if dataset is None else enumerate(_prompts_of(dataset))
+        rows = () if dataset is None else enumerate(_prompts_of(dataset, name))
         row = next((index for index, prompt in rows if prompt == error.prompt), None)
         if row is None:
             raise

@@ -6,6 +6,7 @@ template's own tokens count:
 
     render     the template over the messages, and over messages with a placeholder for every special token in them
     compare    placeholders filled in must give the first text again, so each one's place is known, not guessed
+    join       texts kept apart by a neutral character must give the same special tokens: none is formed by two of them
     tokenize   with a twin of the tokenizer that knows the special tokens under other names, which are written where
                the template wrote them; what the messages hold is then cut like any other text
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, get_args
@@ -54,7 +56,8 @@ def encode_messages(
 
     Raises:
         ValueError: a special token under "refuse"; one that cannot be told from the template's own, because the
-            template rewrites it, two parts of a message form it together, or the tokenizer offers no way to.
+            template rewrites it, two parts of a message or two messages form it together, or the tokenizer offers
+            no way to.
     """
     if special_tokens not in get_args(SpecialTokens):
         raise ValueError(f"special_tokens must be one of {get_args(SpecialTokens)}, got {special_tokens!r}")
@@ -64,10 +67,16 @@ def encode_messages(
         return EncodedMessages(text, ids, 0)
     added = {token.content: index for index, token in tokenizer.added_tokens_decoder.items() if token.content}
     # Joined, because parts of a message may form a token together.
-    if not added or not _pattern(tuple(added)).search("".join(_texts(messages))):
+    joins = bool(added) and _may_join(messages, tuple(added))
+    if not added or not (joins or _pattern(tuple(added)).search("".join(_texts(messages)))):
         return EncodedMessages(text, ids, 0)
     special = _structural(tokenizer, template)
     marked = _mark(messages, special, text) if special else None
+    if joins and special:
+        apart = str(tokenizer.apply_chat_template(_kept_apart(messages, text), tokenize=False, **template))
+        pattern = _pattern(tuple(special))
+        if formed := Counter(pattern.findall(text)) - Counter(pattern.findall(apart)):
+            raise ValueError(f"messages form the special token {next(iter(formed))!r} together; {_WAY_OUT}")
     if marked is None or not marked.tokens:
         return EncodedMessages(text, ids, 0)
     if special_tokens == "refuse":
@@ -164,6 +173,40 @@ class _Twin:
 def _pattern(tokens: tuple[str, ...]) -> re.Pattern[str]:
     """Any of `tokens`, the longest where several begin."""
     return re.compile("|".join(re.escape(t) for t in sorted(tokens, key=len, reverse=True)))
+
+
+@lru_cache(maxsize=64)
+def _fragments(tokens: tuple[str, ...]) -> tuple[frozenset[str], frozenset[str], int]:
+    """Proper beginnings and proper ends of `tokens`, and the length of the longest."""
+    starts = frozenset(token[:n] for token in tokens for n in range(1, len(token)))
+    ends = frozenset(token[n:] for token in tokens for n in range(1, len(token)))
+    return starts, ends, max(map(len, starts), default=0)
+
+
+def _may_join(messages: Sequence[dict[str, Any]], tokens: tuple[str, ...]) -> bool:
+    """Whether a text ends like the beginning of one of `tokens`, or begins like the end of one; templates may strip
+    it first."""
+    starts, ends, longest = _fragments(tokens)
+    texts = [text.strip() for message in messages for text in _texts(_but_role(message))]
+    sizes = range(1, longest + 1)
+    return any(text[-n:] in starts or text[:n] in ends for text in texts if text for n in sizes)
+
+
+def _kept_apart(messages: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """`messages` with a character that does not stand in `text` at both ends of every text, inside of white space
+    (that a template may strip)."""
+    wall = next(chr(c) for c in range(0xE000, 0xF8FF) if chr(c) not in text)
+
+    def walled(part: str) -> str:
+        inner = part.strip()
+        return part.replace(inner, f"{wall}{inner}{wall}", 1) if inner else part
+
+    return [{**message, **_map_texts(_but_role(message), walled)} for message in messages]
+
+
+def _but_role(message: dict[str, Any]) -> dict[str, Any]:
+    """Templates write special tokens with the role in them, such as `<|user|>`."""
+    return {key: value for key, value in message.items() if key != "role"}
 
 
 def _structural(tokenizer: PreTrainedTokenizerBase, template: dict[str, Any]) -> list[str]:

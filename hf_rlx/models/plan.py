@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_rlx.models.attention import TREE_ATTENTION
+from hf_rlx.models.fast_linear import use_fast_lora
 from hf_rlx.models.forward import score_batch, score_from_logits
 from hf_rlx.models.packing import Batch, pack_groups, pad_groups
 from hf_rlx.types import Group
@@ -36,6 +37,7 @@ class ForwardPlan:
 
 def initial_plan(model: PreTrainedModel, packing: bool) -> ForwardPlan:
     """The fast way where the configuration allows it; routes the model's attention through the packed function."""
+    use_fast_lora(model)
     reason = packing_obstacle(model) if packing else "switched off"
     if reason is None:
         model.set_attn_implementation(TREE_ATTENTION)

@@ -133,14 +133,25 @@ def load_adapter(model: PeftModel, adapter: str, folder: Path, device: str) -> N
     """Put the adapter weights saved in `folder` into the adapter of that name.
 
     Raises:
-        ValueError: the file has weights that the adapter lacks, or the other way round; PEFT would say nothing.
+        ValueError: the file has weights that the adapter lacks, or the other way round (PEFT would say nothing), or
+            of another shape.
     """
-    loaded: Any = set_peft_model_state_dict(model, load_peft_weights(str(folder), device=device), adapter_name=adapter)
-    missing = [name for name in loaded.missing_keys if belongs(name, adapter)]
+    misfit = f"{folder} does not fit the adapter {adapter!r}"
+    weights = load_peft_weights(str(folder), device=device)
+    try:
+        loaded: Any = set_peft_model_state_dict(model, weights, adapter_name=adapter)
+    except RuntimeError as error:
+        wrong = next((line.strip() for line in str(error).splitlines() if "size mismatch" in line), None)
+        if wrong is None:
+            raise
+        raise ValueError(f"{misfit}: {wrong.rstrip('.')}; give the same peft_config") from error
+    # Buffers may be missing: VeRA's shared projections follow from the configuration.
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    missing = [name for name in loaded.missing_keys if belongs(name, adapter) and name in parameters]
     if missing or loaded.unexpected_keys:
         example = (missing + loaded.unexpected_keys)[0]
         raise ValueError(
-            f"{folder} does not fit the adapter {adapter!r}: {len(missing)} of its weights are not in the file, "
+            f"{misfit}: {len(missing)} of its weights are not in the file, "
             f"{len(loaded.unexpected_keys)} of the file's are not in it, e.g. {example}; give the same peft_config"
         )
 
@@ -172,6 +183,11 @@ def load_into(shared: SharedModel, folder: Path) -> None:
         shared.load_adapter_weights("policy", folder)
     else:
         if not (folder / "config.json").is_file():
+            if has_adapter(folder):
+                raise FileNotFoundError(
+                    f"{folder} holds an adapter and no whole model, but here all weights train; give the peft_config "
+                    "that it was trained with"
+                )
             raise FileNotFoundError(f"{folder} holds no model (config.json)")
         source = type(shared.causal_lm).from_pretrained(folder, dtype=shared.dtype)
         shared.causal_lm.load_state_dict(source.state_dict())

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 _STAGED, _OLD = ".tmp-", ".old-"
+WEIGHTS_STAGED = ".hf_rlx-"  # where `SharedModel.save_pretrained` writes first
+_ESSENTIAL = "trainer_state.json"
 _NAME = re.compile(r"checkpoint-(\d+)$")
 _SPARE = 2**20  # bytes beside the tensors: tokenizer, JSON
 
@@ -52,8 +54,7 @@ def begin(target: Path, needed: int) -> Path:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = staging(target)
-    if folder.exists():
-        shutil.rmtree(folder)
+    _remove(folder)
     free = shutil.disk_usage(target.parent).free
     if free < needed + _SPARE:
         raise full(target, needed + _SPARE, free)
@@ -63,10 +64,11 @@ def begin(target: Path, needed: int) -> Path:
 
 def full(target: Path, needed: int, free: int) -> DiskFullError:
     """The error for a full disk."""
+    more = " (there may be no inodes or no quota left)" if free > needed else ""
     return DiskFullError(
         errno.ENOSPC,
-        f"no space for {target}: it needs {needed:,} bytes and {free:,} are free; earlier checkpoints are untouched. "
-        "Free some space or lower save_total_limit, then resume",
+        f"no space for {target}: it needs {needed:,} bytes and {free:,} are free{more}; earlier checkpoints are "
+        "untouched. Free some space or lower save_total_limit, then resume",
     )
 
 
@@ -103,7 +105,7 @@ def commit(target: Path, facts: dict[str, Any]) -> None:
         _flush(path)
     old = target.parent / f"{_OLD}{target.name}"
     if target.exists():
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
         os.rename(target, old)
     os.rename(folder, target)
     _flush(target.parent)
@@ -118,10 +120,10 @@ def clean(run: Path) -> None:
         if not target.exists() and problem(path) is None:
             os.rename(path, target)
         else:
-            shutil.rmtree(path)
-    for path in run.glob(f"{_STAGED}checkpoint-*"):
+            _remove(path)
+    for path in [*run.glob(f"{_STAGED}checkpoint-*"), *run.glob(f"{WEIGHTS_STAGED}*")]:
         logger.warning("removed %s, which a run that was killed left half written", path)
-        shutil.rmtree(path)
+        _remove(path)
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -133,37 +135,55 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def prune(run: Path, limit: int | None, keep: Iterable[Path | str | None] = ()) -> None:
-    """Delete the oldest checkpoints until `limit` are left; those in `keep` stay and count."""
+    """Delete checkpoints, the lowest steps first, until `limit` are left; those in `keep` (the one just written,
+    the best one) stay and count. One that cannot be deleted is told and left."""
     if limit is None or limit <= 0:
         return
     kept = {Path(path).name for path in keep if path is not None}
     found = checkpoints(run)
-    spare = [path for path in found[1:] if path.name not in kept]
+    spare = [path for path in found if path.name not in kept]
     for path in spare[::-1][: max(0, len(found) - limit)]:
         old = run / f"{_OLD}{path.name}"
-        os.rename(path, old)
-        shutil.rmtree(old)
+        try:
+            _remove(old)
+            os.rename(path, old)
+            _remove(old)
+        except OSError as error:
+            logger.warning("%s is over save_total_limit but cannot be deleted: %s", path, error)
 
 
 def problem(folder: Path) -> CheckpointError | FileNotFoundError | None:
     """What is wrong with a checkpoint, or None: a `FileNotFoundError` for a file that was written and is gone."""
     try:
-        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-        items = [(folder / name, int(fact["bytes"]), str(fact["sha256"])) for name, fact in files.items()]
+        items = _listed(folder)
     except FileNotFoundError:
         return CheckpointError(f"{folder} has no {MANIFEST}: it is half written, or not written by hf_rlx")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError) as error:
         return CheckpointError(f"{folder / MANIFEST} cannot be read ({error})")
-    for path, _, _ in items:
-        if not path.is_file():
-            return FileNotFoundError(f"{path} is missing from the checkpoint")
-    for path, size, _ in items:
-        if path.stat().st_size != size:
-            return CheckpointError(f"{path} has {path.stat().st_size:,} bytes, but {size:,} were written")
-    for path, _, digest in items:
-        if _digest(path) != digest:
-            return CheckpointError(f"{path} is damaged: its sha256 is not the one it was written with")
+    try:
+        for path, _, _ in items:
+            if not path.is_file():
+                return FileNotFoundError(f"{path} is missing from the checkpoint")
+        for path, size, _ in items:
+            if path.stat().st_size != size:
+                return CheckpointError(f"{path} has {path.stat().st_size:,} bytes, but {size:,} were written")
+        for path, _, digest in items:
+            if _digest(path) != digest:
+                return CheckpointError(f"{path} is damaged: its sha256 is not the one it was written with")
+    except OSError as error:
+        return CheckpointError(f"{folder} cannot be read: {error}")
     return None
+
+
+def _listed(folder: Path) -> list[tuple[Path, int, str]]:
+    """The files of a manifest with their sizes and digests; ValueError for one that this version did not write."""
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    if manifest["format"] != 1 or _ESSENTIAL not in manifest["files"]:
+        raise ValueError("not a list of checkpoint files in format 1")
+    for name in manifest["files"]:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError(f"it names a file outside the folder: {name[:80]}")
+    return [(folder / name, int(fact["bytes"]), str(fact["sha256"])) for name, fact in manifest["files"].items()]
 
 
 def find(run: Path, wanted: str | Path | bool) -> Path:
@@ -180,6 +200,9 @@ def find(run: Path, wanted: str | Path | bool) -> Path:
     """
     if wanted is not True:
         folder = Path(str(wanted))
+        inside = checkpoints(folder)
+        if inside:
+            raise ValueError(f"{folder} is a run, not a checkpoint; resume from {inside[0]}, or from True")
         if not folder.is_dir():
             raise FileNotFoundError(f"there is no checkpoint {folder}")
         fault = problem(folder)
@@ -199,6 +222,14 @@ def find(run: Path, wanted: str | Path | bool) -> Path:
             raise FileNotFoundError(f"{fault}; put it back, or delete {folder} to resume from the one before")
         logger.warning("skipped %s: %s", folder.name, fault)
     raise CheckpointError(f"none of the {len(found)} checkpoints in {run} is whole; see the warnings above")
+
+
+def _remove(path: Path) -> None:
+    """Whatever stands there, if anything; a link itself, not what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -29,16 +29,18 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.requested: int | None = None
+        self._owner = 0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
-        self.requested = None
+        self.requested, self._owner = None, os.getpid()
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._ask) for number in _SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
         self._release()
+        self.requested = None
 
     def check(self) -> None:
         """A safe point.
@@ -50,6 +52,10 @@ class Interrupts:
             raise TrainingInterrupted(self.requested)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._owner:  # a child that was forked while training: not its business
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
         if self.requested is None:
             self.requested = number
             return

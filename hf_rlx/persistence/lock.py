@@ -21,6 +21,8 @@ def hold(run: Path) -> Iterator[None]:
     Raises:
         RuntimeError: another run holds it.
     """
+    if run.exists() and not run.is_dir():
+        raise RuntimeError(f"output_dir {run} is a file; choose another folder")
     run.mkdir(parents=True, exist_ok=True)
     lock = FileLock(run / LOCK)
     try:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -68,6 +69,8 @@ def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
         return {
             _PAIRS: [[_encode(k, where, tensors), _encode(v, f"{where}[{k!r}]", tensors)] for k, v in value.items()]
         }
+    if isinstance(value, np.generic):
+        return _encode(value.item(), where, tensors)
     if isinstance(value, torch.Size):
         return _encode(list(value), where, tensors)
     raise TypeError(f"{where} is a {type(value).__name__}, which a checkpoint cannot hold; make it numbers or tensors")

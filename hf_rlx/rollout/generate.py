@@ -99,10 +99,11 @@ class Generator:
             P lists of K completions.
 
         Raises:
-            ValueError: an empty prompt.
+            ValueError: an empty prompt. FloatingPointError: logits that are NaN or infinite.
         """
         embeddings: Any = self.model.causal_lm.get_input_embeddings()
-        rows = embeddings.num_embeddings
+        # Adapters on the embedding wrap it.
+        rows = getattr(embeddings, "get_base_layer", lambda: embeddings)().weight.shape[0]
         for index, ids in enumerate(prompt_ids):
             if not ids:
                 raise ValueError(f"prompt {index} has no tokens; give it a BOS token or some text")

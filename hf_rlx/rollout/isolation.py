@@ -7,12 +7,15 @@ it refers to, where it is defined in a script or notebook), as it is when the ob
 torch, so a worker has none unless the function brings it.
 
     parent                                     worker
-    call(args, kwargs)  -- pickled, by pipe -> function(*args, **kwargs)
-                        <- value or error, what was logged --
+    call(args, kwargs)  -- number, seed, arguments, pickled, by pipe -> function(*args, **kwargs)
+                        <- number, value or error, what was logged --
     over the deadline:  SIGKILL to the worker's process group; the next call gets a new worker
     end of the pipe:    the worker died: one more try with a new one
+    no reply, or one to another call:  killed, and counted as dead
 
-What the function prints goes where the parent's output goes.
+Before a call `random`, numpy and torch are seeded, so that a worker's replacement gives the same rewards. What the
+function prints goes where the parent's output goes. Isolation is no sandbox: the function has the rights of this
+process, and what it returns or raises is unpickled here, which runs code that it chooses.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import enum
 import inspect
 import os
 import pickle
+import reprlib
 import signal
 import subprocess
 import sys
@@ -37,9 +41,12 @@ from multiprocessing.connection import Connection, Pipe
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from hf_rlx.rollout.seeding import Seeder
+
 _START = 120.0  # seconds that a worker has to import what the function needs; not a part of a call's time
 _GRACE = 5.0  # seconds for a killed process to go
 _TRACE = 4000  # characters of a worker's traceback that are kept
+_NUMBER = 8  # bytes of a call's number, ahead of message and reply
 _HISTORY = 100  # entries of the trainer's log that a worker gets with a call
 _READY = b"ready"
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG in linux/prctl.h
@@ -53,14 +60,22 @@ class Log(enum.Enum):
 
 
 @dataclass
+class Shown:
+    """Stands in a reply for a value that cannot be pickled: the name of its type, and its shortened repr."""
+
+    kind: str
+    text: str
+
+
+@dataclass
 class Reply:
     """What came of a call.
 
     Attributes:
-        value: what the function returned.
+        value: what the function returned; if it cannot be pickled (a generator), an object that only looks like it.
         error: what it raised, with the worker's traceback as a note; None otherwise.
         extra, metrics: what it gave to `log_extra` (column -> values) and `log_metric` ((name, value) pairs).
-        deaths: workers that died in this call.
+        deaths: workers that died in this call, or whose reply could not be used.
         lost: "late": killed at the deadline. "died": both tries ended with the worker's death.
         how: how the last of them died.
     """
@@ -96,14 +111,18 @@ class Isolated:
         self._busy = threading.Lock()  # held during a call
         self._guard = threading.Lock()  # held while the worker is exchanged
         self._closed = False
+        self._number = 0  # of the call
         self._worker: subprocess.Popen | None = None
         self._pipe: Connection | None = None
         self._end: Callable[[], int | None] = lambda: None
 
-    def call(self, args: list[Any], kwargs: dict[str, Any]) -> Reply:
-        """Call the function. A worker that dies is replaced and asked once more; faults are told by the reply."""
+    def call(self, args: list[Any], kwargs: dict[str, Any], seed: int | None = None) -> Reply:
+        """Call the function. A worker that dies is replaced and asked once more; faults are told by the reply.
+
+        `seed` in [0, 2^32): of the global generators of `random`, numpy and torch in the call; None leaves them.
+        """
         try:
-            message = pickle.dumps((args, kwargs), pickle.HIGHEST_PROTOCOL)
+            message = pickle.dumps((seed, args, kwargs), pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             error.add_note("the arguments of a reward function must be picklable with isolate_rewards")
             return Reply(error=error)
@@ -132,16 +151,26 @@ class Isolated:
             pipe = self._start()
             if isinstance(pipe, Reply):
                 return pipe, ""
-            pipe.send_bytes(message)
+            self._number += 1
+            number = self._number.to_bytes(_NUMBER, "little")
+            pipe.send_bytes(number + message)
             if not pipe.poll(self.timeout):
                 self._stop()
                 return Reply(lost="late"), ""
-            return _unpacked(pipe.recv_bytes()), ""
+            answer = pipe.recv_bytes()
         except (EOFError, OSError):
             return None, self._stop()
         except BaseException:  # Ctrl-C: the answer to this call must not become that to the next
             self._stop()
             raise
+        if answer[:_NUMBER] != number:  # e.g. of a process that the function forked and let return
+            self._stop()
+            return None, "its reply was not to this call"
+        try:
+            return _unpacked(answer[_NUMBER:]), ""
+        except Exception as error:
+            self._stop()
+            return None, f"its reply cannot be read: {type(error).__name__}: {text_of(error)}"
 
     def _start(self) -> Connection | Reply:
         """The pipe to a worker that has loaded the function; or its error where it could not."""
@@ -241,6 +270,8 @@ def _unpacked(answer: bytes) -> Reply:
     """The reply of a worker; an error whose class this process lacks becomes one of the same name."""
     value, fault, extra, metrics = pickle.loads(answer)
     if fault is None:
+        if isinstance(value, Shown):
+            value = type(value.kind, (), {"__repr__": lambda self, text=value.text: text})()
         return Reply(value, None, extra, metrics)
     name, text, ordinary, trace, pickled = fault
     error: Any = None
@@ -261,7 +292,7 @@ def _unpacked(answer: bytes) -> Reply:
 def work(fd: int, parent: int) -> None:
     """Load the function that comes first through the pipe `fd`, then answer calls until the pipe or `parent` ends."""
     _end_with(parent)
-    pipe = Connection(fd)
+    pipe, own, seeder = Connection(fd), os.getpid(), Seeder()
     with contextlib.suppress(EOFError, OSError):  # the parent is gone
         shipped = pipe.recv_bytes()
         try:
@@ -274,10 +305,14 @@ def work(fd: int, parent: int) -> None:
             return
         pipe.send_bytes(_READY)
         while True:
-            pipe.send_bytes(_answer(function, pipe.recv_bytes()))
+            message = pipe.recv_bytes()
+            reply = _answer(function, message[_NUMBER:], seeder)
+            if os.getpid() != own:  # a fork by the function, which came back like its parent
+                os._exit(0)
+            pipe.send_bytes(message[:_NUMBER] + reply)
 
 
-def _answer(function: Callable[..., Any], message: bytes) -> bytes:
+def _answer(function: Callable[..., Any], message: bytes, seeder: Seeder) -> bytes:
     extra: dict[str, list] = {}
     metrics: list[tuple[str, float]] = []
     callbacks: dict[Log, Callable[..., None]] = {
@@ -289,7 +324,8 @@ def _answer(function: Callable[..., Any], message: bytes) -> bytes:
         return callbacks[argument] if isinstance(argument, Log) else argument
 
     try:
-        args, kwargs = pickle.loads(message)
+        seed, args, kwargs = pickle.loads(message)
+        seeder.seed(seed)
         value = function(*map(own, args), **{name: own(argument) for name, argument in kwargs.items()})
         value = asyncio.run(value) if inspect.iscoroutine(value) else value
         return _packed(value, None, extra, metrics)
@@ -301,7 +337,14 @@ def _answer(function: Callable[..., Any], message: bytes) -> bytes:
 
 
 def _packed(value: Any, fault: tuple | None, extra: dict[str, list], metrics: list[tuple[str, float]]) -> bytes:
-    return pickle.dumps((value, fault, extra, metrics), pickle.HIGHEST_PROTOCOL)
+    try:
+        return pickle.dumps((value, fault, extra, metrics), pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        if isinstance(value, list | tuple):
+            raise
+        # A generator, dict.values(): no list of rewards anyway, and to be refused as where nothing is isolated.
+        value = Shown(type(value).__name__, reprlib.repr(value))
+        return pickle.dumps((value, fault, extra, metrics), pickle.HIGHEST_PROTOCOL)
 
 
 def _fault(error: BaseException) -> tuple[str, str, bool, str, bytes | None]:

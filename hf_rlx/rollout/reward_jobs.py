@@ -26,6 +26,7 @@ from typing import Any, Literal, Protocol
 
 from hf_rlx.rollout.isolation import Isolated, text_of
 from hf_rlx.rollout.reward_models import RewardCall, RewardError, RewardFunction, RewardTimeoutError
+from hf_rlx.rollout.seeding import call_seed
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +61,19 @@ class Job:
     Attributes:
         values: an entry per row, None where the function abstained or failed.
         extra: columns from `log_extra`, a value per row. metrics: (name, value) pairs from `log_metric`.
+        seed: plain values that random numbers of its calls follow from, if it is isolated; None leaves them.
     """
 
-    def __init__(self, func: RewardFunction, lists: dict[str, list], state: Any, reader: Reader, skip: bool) -> None:
-        self.func, self.lists, self.state, self.reader, self.skip = func, lists, state, reader, skip
+    def __init__(
+        self,
+        func: RewardFunction,
+        lists: dict[str, list],
+        state: Any,
+        reader: Reader,
+        skip: bool,
+        seed: tuple | None = None,
+    ) -> None:
+        self.func, self.lists, self.state, self.reader, self.skip, self.seed = func, lists, state, reader, skip, seed
         self.started = time.monotonic()  # of the call that runs now
         self.done = threading.Event()
         self.dropped = False
@@ -97,7 +107,8 @@ class Job:
         self.done.set()
 
     async def _attempt(self, run: _Run, rows: Sequence[int]) -> BaseException | None:
-        call = RewardCall(self.func, self.lists, rows, self.state)
+        seed = None if self.seed is None else call_seed(*self.seed, self.func.name, list(rows))
+        call = RewardCall(self.func, self.lists, rows, self.state, seed)
         self.started = time.monotonic()
         value, error = await run(call)
         self.seconds += time.monotonic() - self.started
@@ -209,6 +220,8 @@ class JobPool:
         max_failures: under "skip", the share of one gather's rows that a function may fail on; more raises. A single
             lost call (a group past its time limit, one row) never does, unless this is 0.
         isolate: run every sync function in a worker process (`Isolated`); others stay where they are, which is logged.
+        seed: run seed and process index. Every call of an isolated function gets its random numbers from it, the
+            `global_step` of the state, the function's name, and the request's place since the last gather.
 
     Raises:
         ValueError: an argument out of range; a function that cannot be sent to a process.
@@ -222,6 +235,7 @@ class JobPool:
         on_error: Literal["raise", "skip"],
         max_failures: float,
         isolate: bool,
+        seed: tuple[int, int] | None = None,
     ) -> None:
         self.loops: dict[str, Loop] = {}  # first of all, since `__del__` reads them
         self.functions: Sequence[RewardFunction] = ()
@@ -234,6 +248,7 @@ class JobPool:
         if not 0 <= max_failures <= 1:
             raise ValueError(f"max_failures is a share between 0 and 1, got {max_failures}")
         self.reader, self.timeout, self.on_error, self.max_failures = reader, timeout, on_error, max_failures
+        self.seed = seed
         self._told: set[tuple[str, str]] = set()  # (function, kind of fault) already in the log
         if isolate:
             _isolate(functions, timeout)
@@ -310,7 +325,8 @@ class JobPool:
 
     def _new_jobs(self, lists: dict[str, list], state: Any, kinds: tuple[str, ...]) -> list[Job]:
         skip = self.on_error == "skip"
-        return [Job(func, lists, state, self.reader, skip) for func in self.functions if func.kind in kinds]
+        seed = self.seed and (*self.seed, getattr(state, "global_step", 0), len(self._jobs))
+        return [Job(func, lists, state, self.reader, skip, seed) for func in self.functions if func.kind in kinds]
 
     def _check(self, func: RewardFunction, lost: list[_Fault], rows: int) -> None:
         """Stop at a function that fails too often: it is broken, and the rest says nothing about the policy."""

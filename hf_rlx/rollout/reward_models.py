@@ -108,10 +108,15 @@ class RewardFunction:
 
 
 class RewardCall:
-    """One call of a reward function on some rows (indices of a batch), with what it logs."""
+    """One call of a reward function on some rows (indices of a batch), with what it logs.
 
-    def __init__(self, func: RewardFunction, lists: dict[str, list], rows: Sequence[int], state: Any) -> None:
-        self.func, self.lists, self.rows = func, lists, rows
+    `seed`: of an isolated function's random numbers; None leaves them.
+    """
+
+    def __init__(
+        self, func: RewardFunction, lists: dict[str, list], rows: Sequence[int], state: Any, seed: int | None = None
+    ) -> None:
+        self.func, self.lists, self.rows, self.seed = func, lists, rows, seed
         self.extra: dict[str, list] = {}
         self.metrics: list[tuple[str, float]] = []
         self.deaths = 0  # of worker processes
@@ -139,7 +144,7 @@ class RewardCall:
             return None, error
 
     def _run_in(self, worker: Isolated) -> tuple[Any, BaseException | None]:
-        reply = worker.call(self.args, self.kwargs)
+        reply = worker.call(self.args, self.kwargs, self.seed)
         self.extra, self.metrics, self.deaths = reply.extra, reply.metrics, reply.deaths
         if reply.lost == "late":
             return None, self.func.too_late(worker.timeout)

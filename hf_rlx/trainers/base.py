@@ -14,6 +14,7 @@ import torch
 from peft import PeftConfig, PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers.trainer_utils import TrainOutput
 
 from hf_rlx.models import storage
 from hf_rlx.models.dropout import disable_dropout
@@ -30,6 +31,7 @@ from hf_rlx.trainers.config import BaseConfig
 from hf_rlx.trainers.fsdp import check_fsdp, fsdp_on, place
 from hf_rlx.trainers.health import GradientGuard, check_weights
 from hf_rlx.trainers.keeper import RunKeeper
+from hf_rlx.trainers.memory import ForwardLimit
 from hf_rlx.trainers.metrics import MetricStore
 from hf_rlx.trainers.settings import ARGS_FILE, public_args
 from hf_rlx.types import Group
@@ -117,6 +119,7 @@ class BaseTrainer(Trainer):
         _check_trainable(shared)
         self.metrics = {"train": MetricStore()}
         self.keeper = RunKeeper(self)
+        self.forward_limit = ForwardLimit(args.max_tokens_per_forward)
         self.gradient_guard = GradientGuard(args.max_skipped_steps)
         args.enable_jit_checkpoint = False  # SIGTERM saves in any case, and exactly
         super().__init__(
@@ -133,7 +136,8 @@ class BaseTrainer(Trainer):
         if self.is_fsdp_enabled:
             check_fsdp(self.accelerator, shared, args)
             place(self.accelerator, shared, args.device)
-        self.add_callback(self.keeper)
+        # First of all: what other callbacks do, or fail in, then comes after the state is marked.
+        self.callback_handler.callbacks.insert(0, self.keeper)
         # Losses are normalised over the whole optimizer step already.
         self.model_accepts_loss_kwargs = True
 
@@ -164,12 +168,16 @@ class BaseTrainer(Trainer):
 
     def reference_logps(self, groups: list[Group], role: str, temperature: float) -> Tensor:
         """(B, R) log-probs of `groups` in `role`, without gradient, a few rows at a time."""
-        parts = []
-        # Autocast comes with the forward that accelerate prepared; evaluation mode switches dropout off.
-        with torch.no_grad(), self.shared.as_role(role), self.shared.rollout_mode():
-            for row in split_by_tokens(groups, self.args.max_tokens_per_forward):
-                parts.append(self.shared(row, temperature=temperature).per_token_logps)
-        return pad_columns(parts)
+
+        def run(most: int | None) -> Tensor:
+            parts = []
+            # Autocast comes with the forward that accelerate prepared; evaluation mode switches dropout off.
+            with torch.no_grad(), self.shared.as_role(role), self.shared.rollout_mode():
+                for row in split_by_tokens(groups, most):
+                    parts.append(self.shared(row, temperature=temperature).per_token_logps)
+            return pad_columns(parts)
+
+        return self.forward_limit.run(run, groups)
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Not counted: the work of a step is not a function of its input batch."""
@@ -193,7 +201,16 @@ class BaseTrainer(Trainer):
             NonFiniteError: a weight, loss or gradient is NaN or infinite; nothing was saved over a good checkpoint.
         """
         with self.keeper.session(resume_from_checkpoint) as folder:
+            if folder is None:
+                self.begin_run()
+            elif checkpointing.finished(self, Path(folder)):
+                return TrainOutput(self.state.global_step, 0.0, {})
             return super().train(folder, *args, **kwargs)
+
+    def begin_run(self) -> None:
+        """Forget what an earlier `train()` of this trainer left beside the weights. Subclasses add theirs."""
+        self.metrics["train"] = MetricStore()
+        self.gradient_guard.skipped = 0
 
     def run_state(self) -> dict[str, Any]:
         """Everything beside weights and optimizer that the rest of the run follows from, of this process, as plain
@@ -205,6 +222,8 @@ class BaseTrainer(Trainer):
             "metrics": self.metrics["train"].state_dict(),
             "plan": asdict(self.shared.plan),
             "gradients": self.gradient_guard.state_dict(),
+            "forward_limit": self.forward_limit.most,
+            "evaluation_pending": self.keeper.evaluation_pending,
         }
 
     def load_run_state(self, state: dict[str, Any]) -> None:
@@ -214,6 +233,8 @@ class BaseTrainer(Trainer):
         self.metrics["train"].load_state_dict(state["metrics"])
         self.shared.plan = ForwardPlan(**state["plan"])
         self.gradient_guard.load_state_dict(state["gradients"])
+        self.forward_limit.most = state["forward_limit"]
+        self.keeper.evaluation_pending = state["evaluation_pending"]
         random_states.restore(state["rng"])
 
     def run_facts(self) -> dict[str, Any]:
@@ -228,8 +249,11 @@ class BaseTrainer(Trainer):
         self.keeper.save(trial)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        super()._maybe_log_save_evaluate(*args, **kwargs)
-        self.keeper.stop_if_asked()
+        self.keeper.end_of_step(lambda: super(BaseTrainer, self)._maybe_log_save_evaluate(*args, **kwargs))
+
+    def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        with self.keeper.evaluating():
+            return super()._evaluate(*args, **kwargs)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
@@ -242,8 +266,7 @@ class BaseTrainer(Trainer):
         """Called by the loop at the point from which it goes on."""
         if checkpoint is not None:
             self.load_run_state(checkpointing.position_of(self, Path(checkpoint)))
-            self.keeper.saved_step = self.state.global_step
-            self.keeper.mark()
+            self.keeper.restored(Path(checkpoint))
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
         self.gradient_guard.check(self)
@@ -328,8 +351,7 @@ class BaseTrainer(Trainer):
 
     def _load_best_model(self) -> None:
         if self.state.best_model_checkpoint is not None:
-            with takes_whole_tensors(self.shared):
-                storage.load_into(self.shared, Path(self.state.best_model_checkpoint))
+            self._load_from_checkpoint(self.state.best_model_checkpoint)
 
 
 def pad_columns(parts: list[Tensor]) -> Tensor:
@@ -354,6 +376,14 @@ def _check_trainable(shared: SharedModel) -> None:
     if shared.quantization_method is not None and not isinstance(shared.model, PeftModel):
         raise ValueError("a quantised model needs an adapter to train; pass peft_config=LoraConfig(...)")
     if shared.trainable_parameters(POLICY):
+        outside = checkpointing.outside_adapter(shared)
+        if outside:
+            logger.warning(
+                "%d weights train that belong to no adapter, e.g. %s: checkpoints hold them, but save_model writes the "
+                "adapter only; name their modules in LoraConfig(modules_to_save=[...])",
+                len(outside),
+                next(iter(outside)),
+            )
         return
     if isinstance(shared.model, PeftModel):
         raise ValueError(

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.trainer_callback import ExportableState
+from transformers.trainer_callback import ExportableState, TrainerState
 
 from hf_rlx.models import reference
 from hf_rlx.models.roles import POLICY, belongs
@@ -34,6 +34,7 @@ from hf_rlx.trainers.processes import raise_together
 from hf_rlx.trainers.settings import ARGS_FILE, public_args
 
 if TYPE_CHECKING:
+    from hf_rlx.models.shared import SharedModel
     from hf_rlx.trainers.base import BaseTrainer
 
 logger = logging.getLogger(__name__)
@@ -50,11 +51,9 @@ _FREE: tuple[str, ...] = (
     "report_",
     "output_dir",
     "disable_tqdm",
-    "max_steps",
 )
 _FREE += (
     "run_name",
-    "num_train_epochs",
     "load_best",
     "resume_",
     "dataloader_",
@@ -136,7 +135,7 @@ def _shared_states(trainer: BaseTrainer, gather: bool = True) -> dict[str, Any]:
     states: dict[str, Any] = {
         "optimizer": full_optimizer_state(trainer.shared, optimizer) if split else optimizer.state_dict(),
         "scheduler": scheduler.state_dict(),
-        "outside": _outside_adapter(trainer),
+        "outside": outside_adapter(trainer.shared),
     }
     if trainer.accelerator.scaler is not None:
         states["scaler"] = trainer.accelerator.scaler.state_dict()
@@ -145,9 +144,8 @@ def _shared_states(trainer: BaseTrainer, gather: bool = True) -> dict[str, Any]:
     return states if moved is None else {**states, "reference": moved}
 
 
-def _outside_adapter(trainer: BaseTrainer) -> dict[str, torch.Tensor]:
-    """Weights that train although they belong to no adapter: an adapter's file does not hold them."""
-    shared = trainer.shared
+def outside_adapter(shared: SharedModel) -> dict[str, torch.Tensor]:
+    """Weights that train beside the policy's adapter and belong to none, by name: its file does not hold them."""
     adapter = shared.roles[POLICY].adapter
     if adapter is None:
         return {}
@@ -194,6 +192,23 @@ def load_optimizer(trainer: BaseTrainer, folder: Path) -> None:
         trainer.accelerator.scaler.load_state_dict(load_state(folder, "scaler"))
 
 
+def finished(trainer: BaseTrainer, folder: Path) -> bool:
+    """Whether the run of a checkpoint has done all its steps; then its weights and state are put in place. The loop
+    itself looks only after a step, and would do one more."""
+    state = TrainerState.load_from_json(str(folder / STATE_FILE))
+    steps = trainer.args.max_steps
+    if steps <= 0:
+        steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[6]
+    if state.global_step < steps:
+        return False
+    trainer._load_from_checkpoint(str(folder))
+    trainer.state = state
+    if trainer.args.load_best_model_at_end:
+        trainer._load_best_model()
+    logger.warning("%s has done %d of %d steps: nothing is left to train", folder, state.global_step, steps)
+    return True
+
+
 def position_of(trainer: BaseTrainer, folder: Path) -> dict[str, Any]:
     """This process's `run_state`."""
     return load_state(folder, f"rank-{trainer.args.process_index}")
@@ -205,8 +220,39 @@ def facts_of(trainer: BaseTrainer) -> dict[str, Any]:
         "trainer": type(trainer).__name__,
         "save_only_model": trainer.args.save_only_model,
         **trainer.run_facts(),
+        "optimizer": f"{getattr(trainer.args.optim, 'value', trainer.args.optim)} {trainer.args.optim_args or ''}".strip(),
+        "policy": _policy_of(trainer.shared),
+        "frozen_weights": frozen_weights(trainer.shared),
         "train_dataset": fingerprint(trainer.train_dataset),
     }
+
+
+def _policy_of(shared: SharedModel) -> Any:
+    """The adapter's settings that change what it computes; "all weights" without one."""
+    adapter = shared.roles[POLICY].adapter
+    if adapter is None:
+        return "all weights"
+    config = shared.model.peft_config[adapter].to_dict()
+    names = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "bias", "modules_to_save")
+    found = {name: config[name] for name in names if config.get(name) is not None}
+    for name in ("target_modules", "modules_to_save"):
+        if isinstance(config.get(name), list | set | tuple):
+            found[name] = sorted(config[name])  # PEFT keeps a set, whose order changes from process to process
+    return found
+
+
+def frozen_weights(shared: SharedModel) -> str | None:
+    """A sha256 over the first numbers of every weight of the base that does not train; None where they
+    are split over processes."""
+    if is_sharded(shared):
+        return None
+    adapters = list(getattr(shared.model, "peft_config", {}))
+    digest = hashlib.sha256()
+    for name, parameter in shared.named_parameters():
+        part_of_role = name.startswith("heads.") or any(belongs(name, adapter) for adapter in adapters)
+        if not part_of_role and name not in shared.policy_parameters:
+            digest.update(repr(parameter.detach().flatten()[:8].float().tolist()).encode())
+    return digest.hexdigest()
 
 
 def fingerprint(dataset: Any) -> dict[str, Any] | None:
@@ -230,6 +276,7 @@ def check_resume(trainer: BaseTrainer, folder: Path) -> None:
     if not (folder / RUN_FILE).is_file():
         raise FileNotFoundError(f"{folder / RUN_FILE} is missing: the checkpoint cannot be resumed from")
     then, now = json.loads((folder / RUN_FILE).read_text(encoding="utf-8")), facts_of(trainer)
+    now = json.loads(json.dumps(now))  # as it would be read
     if then.pop("save_only_model"):
         raise ValueError(f"{folder} was written with save_only_model=True: there is no optimizer state to resume from")
     now.pop("save_only_model")

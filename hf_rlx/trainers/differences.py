@@ -226,6 +226,37 @@ _TABLE: dict[str, Difference] = {
         "LoRA is the usual way here",
         "test_the_reference_adapter_moves_with_the_policy",
     ),
+    "checkpoints": _behaviour(
+        "written in place, optimizer and random states as pickles; the highest number is resumed from, whole or not",
+        "staged, hashed, renamed, no pickle; the newest whole one is resumed from, a missing file is an error",
+        "a run that was killed while saving must go on by itself",
+        "tests/faults/test_checkpoint_faults.py::test_twenty_kills_while_saving",
+    ),
+    "resuming": _behaviour(
+        "exact between generation windows only; other data or batches are not noticed",
+        "exact at every optimizer step: the window is in the checkpoint; another run's checkpoint is refused",
+        "an interrupted run is the usual run on a free notebook",
+        "tests/invariants/test_resume.py::test_resume_is_exact_at_every_step",
+    ),
+    "signals": _behaviour(
+        "SIGTERM ends the run at once, with nothing saved",
+        "SIGTERM and Ctrl-C save within the current micro-step",
+        "as above",
+        "tests/faults/test_checkpoint_faults.py::test_a_signal_saves_within_the_micro_step",
+    ),
+    "reward functions that raise": _behaviour(
+        "the run ends, and the work since the last checkpoint is lost",
+        "the completion abstains and is counted; over max_reward_failures a checkpoint is written and the run stops; "
+        'on_reward_error="raise" stops at the first',
+        "one bad row of a data set must not end a night's run, a broken function must",
+        "tests/faults/test_reward_faults.py::test_a_fault_here_and_there_is_counted_and_the_run_goes_on",
+    ),
+    "NaN": _behaviour(
+        "training goes on and the weights are saved",
+        "the run stops in the step where it arises, by the name of the weight or input, and saves nothing",
+        "a night's work over a good checkpoint",
+        "tests/faults/test_number_faults.py::test_bad_weights_are_never_saved",
+    ),
     "saved settings": _behaviour(
         "training_args.bin, a pickle that holds the Hub token",
         "training_args.json, without secrets",

@@ -272,6 +272,7 @@ class GRPOTrainer(OnlineTrainer):
             on_error=args.on_reward_error,
             max_failures=args.max_reward_failures,
             isolate=args.isolate_rewards,
+            seed=(args.seed, args.process_index),
             taken=self.scorer.names,
         )
 

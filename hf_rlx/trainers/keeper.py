@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
@@ -16,7 +17,7 @@ from hf_rlx.persistence import folders, lock
 from hf_rlx.persistence.interrupts import Interrupts, TrainingInterrupted
 from hf_rlx.trainers import checkpointing
 from hf_rlx.trainers.health import NonFiniteError, check_weights
-from hf_rlx.trainers.processes import agreed
+from hf_rlx.trainers.processes import agreed, together
 
 if TYPE_CHECKING:
     from hf_rlx.trainers.base import BaseTrainer
@@ -35,8 +36,11 @@ class RunKeeper(TrainerCallback):
         self.trainer = trainer
         self.interrupts = Interrupts()
         self.saved_step = 0
+        self.last_saved: Path | None = None
         self._state: dict[str, Any] | None = None  # of the run, at the start of the step that is being done
-        self._savable = True  # False from the optimizer's step to the end of the step
+        self._savable = False  # whether the weights are those of the state: not from the optimizer's step to its end
+        self._held: bool | None = None  # a save that waits for the end of the epoch
+        self.evaluation_pending = False
 
     @contextmanager
     def session(self, resume: str | Path | bool | None) -> Iterator[str | None]:
@@ -46,22 +50,68 @@ class RunKeeper(TrainerCallback):
             see `BaseTrainer.train`.
         """
         run = Path(str(self.trainer.args.output_dir))
+        self._state, self._savable, self.saved_step, self.last_saved = None, False, 0, None
+        self._held, self.evaluation_pending = None, False
         with ExitStack() as stack:
+            folder = self._open(run, resume, stack)
+            stack.enter_context(self.interrupts)
+            try:
+                yield folder
+                self.stop_if_asked()  # everything is saved by now, but a script must not go on
+            except (Exception, TrainingInterrupted) as error:
+                self._save_before_stop(error)
+                raise
+
+    def _open(self, run: Path, resume: str | Path | bool | None, stack: ExitStack) -> str | None:
+        """Lock and clear the run's folder and find the checkpoint to resume from: one process does, all agree."""
+        chosen: list[str | None] = [None]
+        with together():
             if self.trainer.args.should_save:
                 stack.enter_context(lock.hold(run))
                 folders.clean(run)
-            stack.enter_context(self.interrupts)
-            folder = None
-            if resume:
-                folder = folders.find(run, resume)
-                checkpointing.check_resume(self.trainer, folder)
-                logger.info("resuming from %s", folder)
-            self._state, self._savable, self.saved_step = None, True, 0
-            try:
-                yield None if folder is None else str(folder)
-            except (Exception, TrainingInterrupted) as error:
-                self._save_before_stop(run, error)
-                raise
+            if resume and self.trainer.is_world_process_zero():
+                chosen = [str(folders.find(run, resume))]
+        if self.trainer.accelerator.num_processes > 1:
+            broadcast_object_list(chosen)
+        folder = chosen[0]
+        if folder is not None:
+            with together():
+                checkpointing.check_resume(self.trainer, Path(folder))
+            logger.info("resuming from %s", folder)
+        return folder
+
+    def restored(self, folder: Path) -> None:
+        """The state of a checkpoint is in place: from here on there is something to save."""
+        self.saved_step, self.last_saved, self._savable = self.trainer.state.global_step, folder, True
+        if self.evaluation_pending:  # the run was stopped in it
+            metrics = self.trainer._evaluate(None, None)
+            self.trainer._determine_best_metric(metrics, None)
+        self.mark()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Around an evaluation of the loop: a checkpoint that is written inside says that it is still to be done."""
+        self.evaluation_pending = True
+        yield
+        self.evaluation_pending = False
+
+    def end_of_step(self, log_save_evaluate: Callable[[], None]) -> None:
+        """Around what the loop does after a step, and once more after an epoch.
+
+        A checkpoint of an epoch's last step waits for what is logged and evaluated at the epoch's end: a run that goes
+        on from it begins with the next epoch.
+        """
+        trainer, args = self.trainer, self.trainer.args
+        by_epoch = "epoch" in (args.logging_strategy, args.eval_strategy, args.save_strategy)
+        last = by_epoch and float(trainer.state.epoch or 0.5).is_integer()
+        if last and self._held is None:
+            self._held, trainer.control.should_save = trainer.control.should_save, False
+            log_save_evaluate()
+            return
+        trainer.control.should_save |= bool(self._held)
+        self._held = None
+        log_save_evaluate()
+        self.stop_if_asked()
 
     def mark(self) -> None:
         """From here on a checkpoint written in the middle of this optimizer step goes on from this moment."""
@@ -79,11 +129,14 @@ class RunKeeper(TrainerCallback):
         target = run / f"checkpoint-{trainer.state.global_step}"
         checkpointing.best_checkpoint(trainer, run)
         checkpointing.save(trainer, target, self._state or trainer.run_state())
-        self.saved_step = trainer.state.global_step
+        self.saved_step, self.last_saved = trainer.state.global_step, target
         if trainer.args.push_to_hub:
-            trainer._push_from_checkpoint(str(target))
+            try:
+                trainer._push_from_checkpoint(str(target))
+            except Exception as error:
+                logger.error("%s is saved, but its upload failed: %s: %s", target, type(error).__name__, error)
         if trainer.args.should_save:
-            folders.prune(run, trainer.args.save_total_limit, [trainer.state.best_model_checkpoint])
+            folders.prune(run, trainer.args.save_total_limit, [target, trainer.state.best_model_checkpoint])
 
     def stop_if_asked(self) -> None:
         """A point at which training may stop; every process calls it at the same ones.
@@ -99,33 +152,38 @@ class RunKeeper(TrainerCallback):
         if self.trainer.accelerator.num_processes == 1:
             self.interrupts.check()
 
-    def _save_before_stop(self, run: Path, error: BaseException) -> None:
+    def _save_before_stop(self, error: BaseException) -> None:
         """Keep the work since the last checkpoint when training stops in the middle."""
-        trainer, interrupted = self.trainer, isinstance(error, TrainingInterrupted)
+        trainer = self.trainer
         step = trainer.state.global_step
-        what = (
-            f"{signal.Signals(error.signum).name}" if isinstance(error, TrainingInterrupted) else type(error).__name__
-        )
+        what = signal.Signals(error.signum).name if isinstance(error, TrainingInterrupted) else type(error).__name__
         told = f"training was stopped by {what} after step {step}"
-        wanted = trainer.args.save_strategy != SaveStrategy.NO and step > self.saved_step
         # Processes that do not all stop here must not wait for one another.
-        together = interrupted or trainer.accelerator.num_processes == 1
-        if wanted and together and self._savable and not isinstance(error, NonFiniteError | folders.DiskFullError):
+        together_here = (
+            isinstance(error, TrainingInterrupted)
+            or getattr(error, "on_all", False)
+            or trainer.accelerator.num_processes == 1
+        )
+        wanted = trainer.args.save_strategy != SaveStrategy.NO and step > self.saved_step
+        if (
+            wanted
+            and together_here
+            and self._savable
+            and not isinstance(error, NonFiniteError | folders.DiskFullError)
+        ):
             try:
                 self.save()
-            except (OSError, ArithmeticError) as fault:
-                logger.error("%s; saving failed: %s", told, fault)
+            except Exception as fault:
+                logger.error("%s; saving failed: %s: %s", told, type(fault).__name__, fault)
         if not trainer.args.should_save:
             return
-        found = folders.checkpoints(run)
-        if found:
-            logger.warning(
-                "%s; the newest checkpoint is %s: go on with trainer.train(resume_from_checkpoint=True)",
-                told,
-                found[0],
-            )
+        if self.last_saved is None:
+            logger.warning("%s; this run has saved no checkpoint", told)
+        elif trainer.args.save_only_model:
+            logger.warning("%s; the newest weights are in %s (save_only_model: no resuming)", told, self.last_saved)
         else:
-            logger.warning("%s; there is no checkpoint to resume from", told)
+            hint = "go on with trainer.train(resume_from_checkpoint=True)"
+            logger.warning("%s; the newest checkpoint is %s: %s", told, self.last_saved, hint)
 
     # Called by the loop.
 
@@ -133,6 +191,7 @@ class RunKeeper(TrainerCallback):
         """Remember the state, and look at the weights before anything is spent on them."""
         check_weights(self.trainer.shared.trainable_parameters(), f"after step {state.global_step}")
         self.mark()
+        self._savable = True
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Weights change now."""

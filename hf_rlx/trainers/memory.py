@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from hf_rlx.trainers.windows import MiniBatch
+from hf_rlx.types import Group
 
 if TYPE_CHECKING:
     from hf_rlx.trainers.online import OnlineTrainer
@@ -89,6 +90,42 @@ class Halving:
             ) from error
 
 
+class ForwardLimit:
+    """The tokens of one forward without gradient; halved, once, where they do not fit.
+
+    Args:
+        most: tokens; None: all at once.
+    """
+
+    def __init__(self, most: int | None) -> None:
+        self.most = most
+        self._halved = False
+
+    def run(self, work: Callable[[int | None], Tensor], groups: Sequence[Group]) -> Tensor:
+        """`work(limit)` over `groups`.
+
+        Raises:
+            torch.OutOfMemoryError: half of them do not fit either.
+        """
+        largest = max((g.num_tokens for g in groups), default=0)
+        tokens = sum(g.num_tokens for g in groups)
+        try:
+            return work(self.most)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            if self._halved or min(tokens, self.most or tokens) <= largest:
+                raise torch.OutOfMemoryError(
+                    f"out of memory in a forward of at most {max(largest, min(tokens, self.most or tokens))} tokens"
+                    f"{_numbers()}; lower max_tokens_per_forward, num_generations or max_completion_length"
+                ) from error
+        self._halved = True
+        self.most = min(tokens, self.most or tokens) // 2
+        logger.warning("out of memory%s: from here on forwards without gradient have %d tokens", _numbers(), self.most)
+        _release()
+        return work(self.most)
+
+
 def with_fewer_rows(sampler: Any, group: int, work: Callable[[], T]) -> T:
     """Do `work`, a rollout; where it runs out of memory, once more with half of the sampler's rows.
 
@@ -104,7 +141,15 @@ def with_fewer_rows(sampler: Any, group: int, work: Callable[[], T]) -> T:
     logger.warning("out of memory in a rollout%s: from here on at most %d rows decode together", _numbers(), rows // 2)
     _release()
     sampler.max_rows = rows // 2
-    return work()
+    try:
+        return work()
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        raise torch.OutOfMemoryError(
+            f"out of memory in a rollout, also with {rows // 2} rows{_numbers()}; lower max_rollout_rows, "
+            "num_generations or max_completion_length"
+        ) from error
 
 
 def _release() -> None:

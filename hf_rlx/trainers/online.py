@@ -46,7 +46,7 @@ from hf_rlx.trainers.processes import raise_together, together
 from hf_rlx.trainers.progress import use_one_line
 from hf_rlx.trainers.reference_sync import SyncReference
 from hf_rlx.trainers.tables import CompletionTables
-from hf_rlx.trainers.windows import MiniBatch, WindowLoader, WindowSampler
+from hf_rlx.trainers.windows import MiniBatch, window_loader
 from hf_rlx.types import Group, Rollout
 
 logger = logging.getLogger(__name__)
@@ -111,21 +111,18 @@ class OnlineTrainer(BaseTrainer):
             max_failures=args.max_reward_failures,
             max_unscored=args.max_unscored_rollouts,
             isolate=args.isolate_rewards,
+            seed=(args.seed, args.process_index),
             reward_processing_classes=reward_processing_classes,
             trainer_state=self.state,
             model_init_kwargs=args.model_init_kwargs,
             device=args.device,
         )
         self.sampler = self.make_sampler()
-        self.kl_controller: AdaptiveKLController | FixedKLController = (
-            FixedKLController(args.beta)
-            if args.kl_target is None
-            else AdaptiveKLController(args.beta, args.kl_target, args.kl_horizon, args.generation_batch_size)
-        )
+        self.halving = Halving(self)
         self._window: deque[MiniBatch] = deque()
         self._kl_seen: list[Tensor] = []
-        self.halving = Halving(self)
         self._num_tokens = 0
+        self.kl_controller = self.make_kl_controller()
         self._step_started: float | None = None
         self._logged_step = 0
         self._last_group: Group | None = None
@@ -329,6 +326,19 @@ class OnlineTrainer(BaseTrainer):
 
     # The run.
 
+    def make_kl_controller(self) -> AdaptiveKLController | FixedKLController:
+        """A fixed beta, or one that moves towards `kl_target`."""
+        args = self.args
+        if args.kl_target is None:
+            return FixedKLController(args.beta)
+        return AdaptiveKLController(args.beta, args.kl_target, args.kl_horizon, args.generation_batch_size)
+
+    def begin_run(self) -> None:
+        """See `BaseTrainer`."""
+        super().begin_run()
+        self.kl_controller = self.make_kl_controller()
+        self._kl_seen, self._num_tokens, self.scorer.unscored = [], 0, 0
+
     def run_state(self) -> dict[str, Any]:
         """See `BaseTrainer`; with the window: micro-batches that are sampled and not yet trained on."""
         unique = list({id(batch): batch for batch in self._window}.values())  # passes over a window share its batches
@@ -341,6 +351,7 @@ class OnlineTrainer(BaseTrainer):
             "kl_seen": list(self._kl_seen),
             "num_tokens": self._num_tokens,
             "halved": self.halving.on,
+            "max_rows": getattr(self.sampler, "max_rows", None),
             "last_group": self._last_group and [self._last_group.prompt_ids, list(self._last_group.response_ids)],
             "tables": self.tables.state_dict(),
             "alerts": self.alerts.state_dict(),
@@ -359,6 +370,8 @@ class OnlineTrainer(BaseTrainer):
         if state["last_group"] is not None:
             prompt, responses = state["last_group"]
             self._last_group = Group(prompt, tuple(responses))
+        if state["max_rows"] is not None:
+            self.sampler.max_rows = min(state["max_rows"], self.args.max_rollout_rows)  # type: ignore[attr-defined]
         self.tables.load_state_dict(state["tables"])
         self.alerts.load_state_dict(state["alerts"])
         self.scorer.load_state_dict(state["scorer"])
@@ -376,23 +389,10 @@ class OnlineTrainer(BaseTrainer):
         if self.train_dataset is None:
             raise ValueError("train() needs a train_dataset with a `prompt` column")
         self._window.clear()  # of a run that stopped in the middle of it
+        self.halving.end_step()
         self._step_started = None
-        sampler = WindowSampler(
-            len(self.train_dataset),
-            args.prompts_per_window,
-            int(args.steps_per_generation or 1) * args.num_iterations,
-            args.data_seed if args.data_seed is not None else args.seed,
-            args.shuffle_dataset,
-            args.process_index,
-            args.world_size,
-        )
-        # A generator of its own: a loader draws a seed at every epoch, from torch's global state if it has none.
-        return WindowLoader(
-            self.train_dataset,
-            batch_sampler=sampler,
-            collate_fn=self.data_collator,
-            generator=torch.Generator().manual_seed(args.seed),
-        )
+        repeats = int(args.steps_per_generation or 1) * args.num_iterations
+        return window_loader(self.train_dataset, args, args.prompts_per_window, repeats, self.data_collator)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"

@@ -111,6 +111,7 @@ class OnlineConfig(BaseConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._choose_best_metric()
         if self.num_generations < 2:
             raise ValueError("num_generations must be at least 2: a group of one has no baseline to compare with")
         if self.auto_find_batch_size:
@@ -169,6 +170,16 @@ class OnlineConfig(BaseConfig):
             )
         # Where generation_kwargs win, log-probs and length limits follow what the sampler does.
         self.temperature, self.max_completion_length = params.temperature, params.max_completion_length
+
+    def _choose_best_metric(self) -> None:
+        """Evaluation has no loss: where the best checkpoint or the scheduler needs a metric, it is the reward."""
+        scheduled = self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
+        needed = self.load_best_model_at_end or self.save_strategy == "best" or scheduled
+        if needed and self.metric_for_best_model in (None, "loss", "eval_loss"):
+            self.metric_for_best_model, self.greater_is_better = "eval_reward", True
+        if scheduled:  # the schedulers themselves wait for a minimum
+            options: Any = self.lr_scheduler_kwargs or {}
+            self.lr_scheduler_kwargs = {"mode": "max" if self.greater_is_better else "min", **options}
 
     def _check_choices(self) -> None:
         modes = get_args(ImportanceMode)

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 class ProcessError(RuntimeError):
     """Another process failed; the message says which one and how."""
 
+    on_all = True
+
 
 def agreed(flag: bool) -> bool:
     """Whether any process says True; every process must call it at the same point."""
@@ -47,6 +49,7 @@ def raise_together(error: BaseException | None) -> None:
     told = gather_object([None if error is None else f"rank {state.process_index}: {type(error).__name__}: {error}"])
     failures = [message for message in told if message is not None]
     if error is not None:
+        error.on_all = True  # type: ignore[attr-defined]
         logger.error("%s; all %d processes stop", failures[0], len(told))
         raise error
     if failures:

@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from fnmatch import fnmatch
+from functools import cache
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from transformers.utils import PushInProgress
 from hf_rlx.cards import PLOT_NAME, RunFacts, installed_versions, write_card
 from hf_rlx.models.roles import POLICY
 from hf_rlx.models.storage import ADAPTER_FILE, HEAD_FILE, ROLE_FILE
-from hf_rlx.secrets import SecretFoundError, refuse_secrets
+from hf_rlx.secrets import SecretFoundError, mask_text, refuse_secrets
 from hf_rlx.trainers.config import BaseConfig
 
 if TYPE_CHECKING:
@@ -121,10 +122,8 @@ def push_checkpoint(trainer: BaseTrainer, checkpoint: Path) -> None:
         if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
             name = "last-checkpoint" if args.hub_strategy == HubStrategy.CHECKPOINT else checkpoint.name
             every = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
-            # Waited for: a later save may delete the folder.
             whole = _upload(trainer, checkpoint, every, f"{message}, checkpoint", None, None, True, path_in_repo=name)
-            if whole.exception() is not None:
-                logger.error("the upload of %s failed: %s", checkpoint.name, whole.exception())
+            whole.exception()  # waited for: a later save may delete the folder
     except SecretFoundError as error:
         logger.error("step %d: %s", trainer.state.global_step, error)
 
@@ -160,8 +159,7 @@ def _upload(
     path_in_repo: str | None = None,
 ) -> Any:
     refuse_secrets(folder, [*secrets_of(trainer.args), token], files)
-    api: Any = HfApi(library_name="hf_rlx")
-    return api.upload_folder(
+    job = _api().upload_folder(
         repo_id=str(trainer.hub_model_id),
         folder_path=folder,
         path_in_repo=path_in_repo,
@@ -171,3 +169,17 @@ def _upload(
         revision=revision or trainer.args.hub_revision,
         run_as_future=in_background,
     )
+    if in_background:
+        job.add_done_callback(_tell_failure)
+    return job
+
+
+@cache
+def _api() -> Any:
+    """One client: its background uploads run one after the other, and do not commit against each other."""
+    return HfApi(library_name="hf_rlx")
+
+
+def _tell_failure(job: Any) -> None:
+    if not job.cancelled() and job.exception() is not None:
+        logger.error("an upload failed: %s: %s", type(job.exception()).__name__, mask_text(str(job.exception())))

@@ -57,7 +57,7 @@ class StepScorer:
     Args:
         functions: one, or a list (it may be empty) of `(prompts, completions, **columns) -> K lists of steps`; they
             may be async. Completions are messages where the prompt is.
-        timeout, on_error, max_failures, isolate: see `JobPool`.
+        timeout, on_error, max_failures, isolate, seed: see `JobPool`.
         taken: names of other reward functions; one that is among them gets the suffix `_2`.
 
     Raises:
@@ -72,12 +72,13 @@ class StepScorer:
         on_error: Literal["raise", "skip"] = "raise",
         max_failures: float = 0.25,
         isolate: bool = False,
+        seed: tuple[int, int] | None = None,
         taken: Sequence[str] = (),
     ) -> None:
         none = isinstance(functions, list | tuple) and not functions
         self.functions = [] if none else prepare(functions, noun="step reward function", taken=taken)
         self.names = [function.name for function in self.functions]
-        self._pool = JobPool(self.functions, _StepLists(), timeout, on_error, max_failures, isolate)
+        self._pool = JobPool(self.functions, _StepLists(), timeout, on_error, max_failures, isolate, seed)
 
     def score(
         self, rollouts: Sequence[Rollout], store: MetricStore | None = None, trainer_state: Any = None

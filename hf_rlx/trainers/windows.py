@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from hf_rlx.types import Group, Rollout
+
+if TYPE_CHECKING:
+    from hf_rlx.trainers.online_config import OnlineConfig
 
 
 class WindowSampler(Sampler[list[int]]):
@@ -196,6 +199,18 @@ class WindowLoader(DataLoader):
     def set_epoch(self, epoch: int) -> None:
         """Called by the Trainer at the start of every epoch."""
         self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
+
+
+def window_loader(
+    dataset: Any, args: OnlineConfig, prompts: int, repeats: int, collate: Callable[[Any], Any]
+) -> WindowLoader:
+    """The loader of a run: this process's share of every window, `repeats` times each."""
+    seed = args.data_seed if args.data_seed is not None else args.seed
+    place = (args.process_index, args.world_size)
+    sampler = WindowSampler(len(dataset), prompts, repeats, seed, args.shuffle_dataset, *place)
+    # A generator of its own: a loader draws a seed at every epoch, from torch's global state if it has none.
+    generator = torch.Generator().manual_seed(args.seed)
+    return WindowLoader(dataset, batch_sampler=sampler, collate_fn=collate, generator=generator)
 
 
 def row_of(advantages: Tensor, index: int, length: int) -> Tensor:

@@ -7,9 +7,9 @@ The grammar, in full (spaces anywhere but inside a number):
     operand  = number | "(" sum ")"
     number   = one to nine digits 0-9
 
-So there is no sign, no power, no `//`, no `2(3)`, no decimal point, no exponent and no other alphabet's digit: `12` is
-the number twelve and never a 1 beside a 2. Values are `fractions.Fraction`, so `8/(3-8/3)` is 24 and a division by
-zero is a wrong answer.
+So there is no sign (but see `parse_expression`), no power, no `//`, no `2(3)`, no decimal point, no exponent and no
+other alphabet's digit: `12` is the number twelve and never a 1 beside a 2. Values are `fractions.Fraction`, so
+`8/(3-8/3)` is 24 and a division by zero is a wrong answer.
 """
 
 from __future__ import annotations
@@ -57,8 +57,12 @@ class Expression:
     numbers: tuple[int, ...]
 
 
-def parse_expression(text: str) -> Expression:
+def parse_expression(text: str, *, signs: bool = False) -> Expression:
     """Value and numbers of an expression of this file's grammar.
+
+    Args:
+        text: the expression.
+        signs: an operand may have one minus before it, as in `-3 + 5`; it is no number of its own.
 
     Raises:
         ExpressionError: see there; the message says where.
@@ -73,7 +77,7 @@ def parse_expression(text: str) -> Expression:
             raise ExpressionError(f"{text[place : place + 10].strip()!r} is no number, operator or parenthesis")
         tokens.append(match["number"] or match["mark"])
         place = match.end()
-    parser = _Parser(tokens)
+    parser = _Parser(tokens, signs)
     value = parser.sum(0)
     if parser.place < len(tokens):
         raise ExpressionError(f"an operator is missing before {parser.next!r}")
@@ -83,8 +87,9 @@ def parse_expression(text: str) -> Expression:
 class _Parser:
     """Recursive descent over tokens; depth is bounded before it is entered."""
 
-    def __init__(self, tokens: list[str]) -> None:
+    def __init__(self, tokens: list[str], signs: bool) -> None:
         self.tokens = tokens
+        self.signs = signs
         self.place = 0
 
     @property
@@ -114,6 +119,12 @@ class _Parser:
         return value
 
     def operand(self, depth: int) -> Fraction:
+        if self.signs and self.next == "-":
+            self.take()
+            return -self.unsigned(depth)
+        return self.unsigned(depth)
+
+    def unsigned(self, depth: int) -> Fraction:
         if self.next.isdigit():
             return Fraction(int(self.take()))
         if self.next != "(":
@@ -156,6 +167,7 @@ class CountdownVerifier:
 
     Args:
         every_number: each given number must be used exactly once; else each at most once.
+        signs: see `parse_expression`.
         numbers_column: dataset column with the given numbers, a list of integers a row.
         target_column: dataset column with the target, an integer a row.
         name: name under which scores are logged.
@@ -165,11 +177,13 @@ class CountdownVerifier:
         self,
         *,
         every_number: bool = True,
+        signs: bool = False,
         numbers_column: str = "numbers",
         target_column: str = "target",
         name: str = "countdown",
     ) -> None:
         self.every_number = every_number
+        self.signs = signs
         self.numbers_column = numbers_column
         self.target_column = target_column
         self.__name__ = name
@@ -208,7 +222,7 @@ class CountdownVerifier:
             return Verdict("failed", "the row holds no puzzle")
         stated, equals, result = stated_expression(completion).partition("=")
         try:
-            said = parse_expression(stated)
+            said = parse_expression(stated, signs=self.signs)
         except ExpressionError as error:
             return Verdict("wrong", str(error))
         used, given = Counter(said.numbers), Counter(int(number) for number in numbers)

@@ -152,3 +152,25 @@ def test_faults_of_a_rollout_name_the_row(wrap):
             raise PromptError("too long", "c")
     with pytest.raises(KeyError), naming_rows(rows, "train_dataset"):
         raise KeyError("other faults pass")
+
+
+def test_a_row_that_is_no_dictionary_is_named():
+    with pytest.raises(ValueError, match="train_dataset: row 1 is a str; rows are dictionaries with a `prompt`"):
+        check_prompts([{"prompt": "a"}, "b"], "train_dataset")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "where"),
+    [
+        ("a\ud83d", ""),
+        ([{"role": "user", "content": "a"}, {"role": "user", "content": "\udc00b"}], " in message 1"),
+        ([{"role": "us\ud83der", "content": "a"}], " in message 0"),
+        ([{"role": "user", "content": [{"type": "text", "text": "\ud83d"}]}], " in message 0"),
+    ],
+)
+def test_half_a_character_is_named(prompt, where):
+    """No tokenizer takes one half of a pair (D800-DFFF); a whole character of two halves passes."""
+    whole = "a\U0001f600" if isinstance(prompt, str) else [{"role": "user", "content": "\U0001f600"}]
+    with pytest.raises(ValueError, match=rf"eval_dataset: row 1 holds half a character \(.*\){where}; give it text"):
+        check_prompts([{"prompt": whole}, {"prompt": prompt}], "eval_dataset")
+    check_prompts([{"prompt": whole}], "eval_dataset")

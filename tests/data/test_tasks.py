@@ -11,8 +11,18 @@ import pytest
 from datasets import Dataset
 
 from hf_rlx.assets import tiny_arith_path
-from hf_rlx.data.tasks import Task, arithmetic_problems, arithmetic_task, reasoning_gym_task, svamp_task
+from hf_rlx.data.tasks import (
+    Task,
+    arithmetic_problems,
+    arithmetic_task,
+    countdown_task,
+    nim_task,
+    puzzle_task,
+    reasoning_gym_task,
+    svamp_task,
+)
 from hf_rlx.verifiers import NumberVerifier, ReasoningGymVerifier
+from hf_rlx.verifiers.puzzles import PuzzleVerifier
 
 
 def rows(*prompts: str) -> Dataset:
@@ -171,6 +181,109 @@ def test_reasoning_gym_missing_names_the_command(monkeypatch: pytest.MonkeyPatch
         reasoning_gym_task("countdown")
     with pytest.raises(ImportError, match=r'pip install "hf_rlx\[tasks\]"'):
         ReasoningGymVerifier("countdown")
+
+
+# puzzles with exact rules
+
+PUZZLES = pytest.mark.parametrize(
+    ("name", "options", "key"),
+    [
+        ("countdown", {}, lambda row: (*sorted(row["numbers"]), "to", row["target"])),
+        ("countdown", {"numbers": (5, 6), "largest": 50, "every_number": False}, lambda row: (*row["numbers"],)),
+        ("nim", {}, lambda row: tuple(sorted(row["state"].split(" ")))),
+        ("nim", {"play": "move", "piles": (3, 5)}, lambda row: tuple(sorted(row["state"].split(" ")))),
+    ],
+)
+
+
+@PUZZLES
+def test_every_puzzle_has_its_solution(name: str, options: dict, key):
+    """The answer in each row is right, by the verifier of the name, in words and as plain text."""
+    own = {k: v for k, v in options.items() if k in ("every_number", "play")}
+    task = puzzle_task(name, 60, 25, **options)
+    assert (task.name, len(task.train), len(task.test)) == (name, 60, 25)
+    for rows in (task.train[:], task.test[:]):
+        said = [[{"role": "assistant", "content": f"So.\nAnswer: {answer}"}] for answer in rows["answer"]]
+        columns = {column: values for column, values in rows.items() if column != "prompt"}
+        assert PuzzleVerifier(name, **own)(rows["prompt"], said, **columns) == [1.0] * len(said)
+        assert PuzzleVerifier(name, **own)(rows["prompt"], ["no idea"] * len(said), **columns) == [0.0] * len(said)
+    plain = puzzle_task(name, 2, 1, conversational=False, **options).train[0]["prompt"]
+    assert isinstance(plain, str)
+    assert plain.endswith("\n")
+
+
+@PUZZLES
+def test_puzzles_are_seeded_and_disjoint(name: str, options: dict, key):
+    """Also across seeds, and in whatever order the numbers stand: a held-out puzzle is in nobody's training set."""
+    task, again, other = (puzzle_task(name, 80, 20, seed, **options) for seed in (0, 0, 1))
+    assert task.train.to_list() == again.train.to_list()
+    assert task.test.to_list() == again.test.to_list()
+    assert task.train.to_list() != other.train.to_list()
+    longer = puzzle_task(name, 90, 25, 0, **options)
+    assert longer.train.to_list()[:80] == task.train.to_list()
+    trained = {key(row) for each in (task, other) for row in each.train}
+    held_out = {key(row) for each in (task, other) for row in each.test}
+    assert not trained & held_out
+    assert len({key(row) for row in task.train}) == 80
+
+
+def test_countdown_rows():
+    task = countdown_task(200, 20, numbers=(3, 5), largest=12, largest_target=40)
+    for row in task.train:
+        assert 3 <= len(row["numbers"]) <= 5
+        assert all(1 <= number <= 12 for number in row["numbers"])
+        assert 1 <= row["target"] <= 40
+        assert row["target"] not in row["numbers"]
+    (message,) = task.train[0]["prompt"]
+    assert "exactly once" in message["content"]
+    assert message["content"].endswith(f"Target: {task.train[0]['target']}")
+    (message,) = countdown_task(1, 1, every_number=False).train[0]["prompt"]
+    assert "at most once" in message["content"]
+
+
+def test_nim_rows_are_won_for_who_moves_first():
+    """The exclusive or of the piles is not zero."""
+    for row in nim_task(60, 5, piles=(2, 3), largest=7).train:
+        piles = [int(size) for size in row["state"].split(" ")]
+        assert 2 <= len(piles) <= 3
+        assert all(1 <= size <= 7 for size in piles)
+        total = 0
+        for size in piles:
+            total ^= size
+        assert total
+
+
+@pytest.mark.parametrize("name", ["countdown", "nim"])
+def test_the_default_sizes_exist(name: str):
+    for seed in (0, 1):
+        task = puzzle_task(name, seed=seed)
+        assert (len(task.train), len(task.test)) == (500, 128)
+
+
+def test_puzzle_families_have_an_end():
+    """Two piles of 1 or 2: 1 2 is won, 1 1 and 2 2 are lost, so there is one position in all."""
+    with pytest.raises(ValueError, match=r"nim: [01] training and [01] held-out puzzles were found, 1 and 1"):
+        nim_task(1, 1, piles=(2, 2), largest=2)
+    with pytest.raises(ValueError, match=r"countdown: .* 50 and 5 were asked for"):
+        countdown_task(50, 5, numbers=(2, 2), largest=3)
+    for make, message in (
+        (lambda: nim_task(1, 0), "at least 1"),
+        (lambda: nim_task(1, 1, piles=(0, 2)), "1 to 20 piles"),
+        (lambda: nim_task(1, 1, play="blitz"), "play must be"),  # type: ignore[arg-type]
+        (lambda: countdown_task(1, 1, numbers=(1, 2)), "2 to 8 numbers"),
+        (lambda: puzzle_task("countdown", 1, 1, play="move"), "unexpected keyword"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            make()
+
+
+def test_puzzles_of_reasoning_gym_by_name():
+    pytest.importorskip("reasoning_gym")
+    task = puzzle_task("reasoning_gym/countdown", 3, 2)
+    assert "metadata" in task.train.column_names
+    rows = task.test[:]
+    assert PuzzleVerifier("reasoning_gym/countdown")([], rows["answer"], metadata=rows["metadata"]) == [1.0] * 2
+    assert puzzle_task("leg_counting", 3, 2).name == "leg_counting"
 
 
 def test_tasks_do_not_import_reasoning_gym_or_torch_models():

@@ -12,11 +12,14 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import SafetensorError
+from transformers import TrainerCallback
 
 from hf_rlx.persistence import folders, lock
 from hf_rlx.persistence.folders import CheckpointError, DiskFullError
 from hf_rlx.persistence.interrupts import TrainingInterrupted
+from hf_rlx.persistence.state import load_state, save_state
 from hf_rlx.trainers import checkpointing
 from tests.invariants.test_resume import make, result
 from tests.trainers.tools import rows
@@ -133,8 +136,8 @@ def test_other_processes_are_refused(run):
 def test_what_may_change_is_told(run, caplog):
     """A lower learning rate after a divergence is a reason to resume: it is allowed, and said."""
     assert resume(run, temperature=0.9, max_steps=6).state.global_step == 6
-    assert "resuming with other settings than before: temperature: 1.0 -> 0.9" in caplog.text
-    assert "max_steps" not in caplog.text
+    assert "resuming with other settings than before: max_steps: 4 -> 6; temperature: 1.0 -> 0.9" in caplog.text
+    assert "save_steps" not in caplog.text
 
 
 def test_without_optimizer_there_is_nothing_to_resume(tmp_path):
@@ -379,3 +382,213 @@ def test_a_fault_in_a_step_saves_what_was_done(tmp_path, caplog):
         trainer.train()
     assert [p.name for p in folders.checkpoints(tmp_path)] == ["checkpoint-2"]
     assert "stopped by KeyError after step 2" in caplog.text
+
+
+class At(TrainerCallback):
+    """Calls something at one event of the loop."""
+
+    def __init__(self, event, act):
+        def called(*_, **__):
+            act()  # what a callback returns would become the control
+
+        setattr(self, event, called)
+
+
+def fail():
+    raise KeyError("x")
+
+
+def test_a_resume_that_fails_early_leaves_the_checkpoint_alone(run):
+    """A callback that raises before the run's state is back: what is in memory is not the state of step 4."""
+    before = (run / "checkpoint-4" / "manifest.json").read_bytes()
+    trainer = make(run, max_steps=6)
+    trainer.add_callback(At("on_train_begin", fail))
+    with pytest.raises(KeyError):
+        trainer.train(resume_from_checkpoint=True)
+    assert (run / "checkpoint-4" / "manifest.json").read_bytes() == before
+
+
+def test_a_callback_that_fails_after_a_step_costs_nothing(tmp_path):
+    """Whether it stands before or after the trainer's own: the step is done, and saved."""
+    trainer = make(tmp_path, save_steps=100)
+    count = []
+    trainer.add_callback(At("on_step_end", lambda: count.append(1) or (len(count) == 3 and fail())))
+    with pytest.raises(KeyError):
+        trainer.train()
+    assert [p.name for p in folders.checkpoints(tmp_path)] == ["checkpoint-3"]
+
+
+def test_the_checkpoint_just_written_is_never_deleted(run):
+    """Nor because a damaged one has a higher number."""
+    (run / "checkpoint-4" / "optimizer.json").write_text("{")
+    trainer = make(run, max_steps=3, save_steps=1, save_total_limit=1)
+    trainer.train(resume_from_checkpoint=True)
+    assert folders.find(run, str(run / "checkpoint-3")).name == "checkpoint-3"
+
+
+def test_an_old_checkpoint_that_cannot_be_deleted_is_told(run, monkeypatch, caplog):
+    def refuse(path):
+        raise OSError(39, "Directory not empty")
+
+    monkeypatch.setattr(folders, "_remove", refuse)
+    folders.prune(run, 1, [run / "checkpoint-4"])
+    assert "checkpoint-2 is over save_total_limit but cannot be deleted" in caplog.text
+
+
+def test_a_finished_run_trains_no_further(run, caplog):
+    """Asked again after its end, as a queue does: no step, the same weights, the state of the end."""
+    before = {p.name for p in folders.checkpoints(run)}
+    trainer = make(run, max_steps=4)
+    out = trainer.train(resume_from_checkpoint=True)
+    assert out.global_step == trainer.state.global_step == 4
+    assert {p.name for p in folders.checkpoints(run)} == before
+    assert "has done 4 of 4 steps: nothing is left to train" in caplog.text
+    again = make(run.parent / "again", max_steps=4, save_strategy="no")
+    again.train()
+    assert result(trainer)[0] == result(again)[0]
+
+
+def test_another_base_is_refused(run):
+    trainer = make(run, max_steps=6)
+    with torch.no_grad():
+        next(p for n, p in trainer.shared.named_parameters() if n.endswith("norm.weight")).mul_(1.5)
+    with pytest.raises(ValueError, match="frozen_weights: "):
+        trainer.train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize(("change", "told"), [({"optim": "sgd"}, "optimizer: 'adamw_torch")])
+def test_another_optimizer_is_refused(run, change, told):
+    with pytest.raises(ValueError, match="belongs to another run") as caught:
+        resume(run, **change)
+    assert told in str(caught.value)
+
+
+def test_a_signal_at_the_very_end_is_not_lost(tmp_path):
+    """The run is complete and saved, but the script must not go on to push and clean up for minutes."""
+    trainer = make(tmp_path, max_steps=2)
+    trainer.add_callback(At("on_train_end", lambda: signal.raise_signal(signal.SIGTERM)))
+    with pytest.raises(TrainingInterrupted):
+        trainer.train()
+    assert trainer.keeper.interrupts.requested is None  # evaluate() in the next cell works
+
+
+def test_a_child_that_was_forked_while_training_obeys_signals(tmp_path):
+    """As the workers of a multiprocessing.Pool in a reward function do, which `terminate` ends by SIGTERM."""
+    codes = []
+
+    def fork():
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.write(write, b"x")  # a signal before this would be lost in the fork
+            signal.pause()
+            os._exit(0)
+        assert os.read(read, 1) == b"x"
+        os.kill(pid, signal.SIGTERM)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    trainer = make(tmp_path, max_steps=1)
+    at_update(trainer, 1, fork)
+    trainer.train()
+    assert codes == [-signal.SIGTERM]
+
+
+def test_an_evaluation_that_was_interrupted_is_done_on_resume(tmp_path):
+    """Logs and weights are those of the run that never stopped; the signal comes while step 4 is evaluated."""
+    fields = {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 100, "eval_dataset": rows(3)}
+    expected = make(tmp_path / "whole", **fields)
+    expected.train()
+    trainer = make(tmp_path / "run", **fields)
+    generate = trainer.sampler.generate
+
+    def interrupted(*args):
+        if trainer.keeper.evaluation_pending and trainer.state.global_step == 4:
+            signal.raise_signal(signal.SIGTERM)
+        return generate(*args)
+
+    trainer.sampler.generate = interrupted
+    with pytest.raises(TrainingInterrupted):
+        trainer.train()
+    resumed = make(tmp_path / "run", **fields)
+    resumed.train(resume_from_checkpoint=True)
+    assert result(resumed) == result(expected)
+
+
+@pytest.mark.parametrize("step", [3, 4, 5])
+def test_the_last_step_of_an_epoch_waits_for_its_log(tmp_path, step):
+    """Four steps an epoch, logged and evaluated at its end: the checkpoint of step 4 has both."""
+    fields = {"logging_strategy": "epoch", "eval_strategy": "epoch", "save_steps": 1, "eval_dataset": rows(3)}
+    expected = make(tmp_path / "whole", **fields)
+    expected.train()
+    shutil.copytree(tmp_path / "whole" / f"checkpoint-{step}", tmp_path / "run" / f"checkpoint-{step}")
+    resumed = make(tmp_path / "run", **fields)
+    resumed.train(resume_from_checkpoint=True)
+    assert result(resumed) == result(expected)
+
+
+def test_a_commit_flushes_before_it_renames_and_deletes_last(run, monkeypatch):
+    """Every file and folder before the rename, the parent after it; what was there goes at the very end."""
+    events = []
+    flush, rename, rmtree = folders._flush, os.rename, shutil.rmtree
+    monkeypatch.setattr(folders, "_flush", lambda p: events.append(("flush", p)) or flush(p))
+    monkeypatch.setattr(os, "rename", lambda a, b: events.append(("rename", Path(b))) or rename(a, b))
+    monkeypatch.setattr(
+        shutil, "rmtree", lambda p, **k: Path(p).exists() and events.append(("delete", Path(p))) or rmtree(p, **k)
+    )
+    target = run / "checkpoint-4"
+    folder = folders.begin(target, 10)
+    (folder / "role").mkdir()
+    for name in ("trainer_state.json", "role/head.safetensors"):
+        (folder / name).write_text("x")
+    folders.commit(target, {"step": 4})
+    flushed = {"trainer_state.json", "role/head.safetensors", "manifest.json", "role", "."}
+    before = [p.relative_to(folder).as_posix() for kind, p in events[: len(flushed)] if kind == "flush"]
+    assert set(before) == flushed
+    assert events[len(flushed) :] == [
+        ("rename", run / ".old-checkpoint-4"),
+        ("rename", target),
+        ("flush", run),
+        ("delete", run / ".old-checkpoint-4"),
+    ]
+    assert folders.problem(target) is None
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        {"format": 1, "files": {}},
+        {"format": 99, "files": {"trainer_state.json": {"bytes": 1, "sha256": "x"}}},
+        {"format": 1, "files": {"trainer_state.json": {"bytes": float("inf"), "sha256": "x"}}},
+        {"format": 1, "files": {"trainer_state.json": {}, "../../x": {"bytes": 1, "sha256": "x"}}},
+        [],
+    ],
+)
+def test_a_manifest_that_promises_nothing_is_damage(run, caplog, manifest):
+    (run / "checkpoint-4" / "manifest.json").write_text(json.dumps(manifest))
+    assert resume(run).state.global_step == 5
+    assert "skipped checkpoint-4" in caplog.text
+
+
+def test_a_run_is_not_a_checkpoint(run):
+    with pytest.raises(ValueError, match=r"is a run, not a checkpoint; resume from .*checkpoint-4"):
+        resume(run, str(run))
+
+
+def test_every_part_of_the_state_comes_back(tmp_path):
+    """Each field away from its default, through the files, into a new trainer."""
+    trainer = make(tmp_path, max_steps=3, log_completions=True)
+    trainer.train()
+    trainer.gradient_guard.skipped, trainer.scorer.unscored, trainer.halving.on = 1, 2, True
+    trainer.forward_limit.most, trainer.sampler.max_rows, trainer.kl_controller.coef = 77, 8, 0.125
+    trainer.tables._rows = {"train": [{"step": 3, "prompt": "p", "reward": None}]}
+    trainer.alerts.load_state_dict({**trainer.alerts.state_dict()})
+    expected = trainer.run_state()
+    save_state(tmp_path, "x", expected)
+    other = make(tmp_path / "other", max_steps=1)
+    other.train()
+    other.load_run_state(load_state(tmp_path, "x"))
+    save_state(tmp_path, "y", other.run_state())
+    first, second = ((tmp_path / f"{n}.json").read_text() for n in "xy")
+    assert first == second
+    assert (tmp_path / "x.safetensors").read_bytes() == (tmp_path / "y.safetensors").read_bytes()
+    assert json.loads(first)["kl_controller"] == {"coef": 0.125}

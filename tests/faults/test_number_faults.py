@@ -140,3 +140,17 @@ def test_sums_that_overflow_are_no_fault():
     large = torch.full((2,), 3e38)
     assert not_finite([("a", large), ("b", torch.tensor([1, 2])), ("c", torch.zeros(0))]) == []
     assert not_finite([("a", large), ("b", torch.tensor([1.0, float("-inf"), float("inf")]))]) == ["b"]
+
+
+def test_nothing_is_sampled_from_bad_weights(tmp_path):
+    """The rollout of the second window stops at its first token, not with 16 completions of noise."""
+    trainer = make(tmp_path, save_steps=2)
+    name = next(n for n, _ in trainer.shared.named_parameters() if n.endswith("down_proj.base_layer.weight"))
+    trainer.add_callback(After(4, lambda: poison(dict(trainer.shared.named_parameters())[name])))
+    with pytest.raises(NonFiniteError, match="at step 4"):  # where a checkpoint is due, it is found there
+        trainer.train()
+    trainer = make(tmp_path / "b", save_strategy="no")
+    trainer.add_callback(After(4, lambda: poison(dict(trainer.shared.named_parameters())[name])))
+    with pytest.raises(FloatingPointError, match="the model's logits are NaN or infinite"):
+        trainer.train()
+    assert trainer.state.global_step == 4

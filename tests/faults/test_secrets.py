@@ -192,7 +192,7 @@ class FakeHub:
 @pytest.fixture
 def hub(monkeypatch):
     """Uploads so far; no repository is made."""
-    monkeypatch.setattr(push, "HfApi", FakeHub)
+    monkeypatch.setattr(push, "_api", FakeHub)
     monkeypatch.setattr(FakeHub, "uploads", [])
     monkeypatch.setattr("hf_rlx.trainers.base.BaseTrainer.init_hf_repo", lambda self, **_: _named(self))
     return FakeHub.uploads

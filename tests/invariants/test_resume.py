@@ -187,5 +187,7 @@ def test_a_checkpoint_of_another_adapter_is_refused(tmp_path):
         processing_class=load_tokenizer("tiny"),
         peft_config=lora(target_modules=["q_proj"]),
     )
-    with pytest.raises(ValueError, match=r"does not fit the adapter 'policy'.*k_proj"):
+    with pytest.raises(
+        ValueError, match=r"belongs to another run.* policy: .*k_proj.* -> .*'target_modules': \['q_proj'\]"
+    ):
         trainer.train(resume_from_checkpoint=True)

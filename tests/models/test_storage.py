@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from peft import VeraConfig
 from transformers import AutoModelForCausalLM
 
 from hf_rlx.models.plan import packing_obstacle
@@ -174,6 +175,36 @@ def test_load_into_names_what_is_missing(tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no adapter"):
         load_into(SharedModel.build(tiny.causal_lm(), tiny.lora()), tmp_path)
     with pytest.raises(FileNotFoundError, match="holds no model"):
+        load_into(SharedModel.build(tiny.causal_lm()), tmp_path)
+
+
+def test_an_adapter_whose_file_lacks_buffers(tmp_path):
+    """VeRA keeps its random projections once and shows them to every layer as buffers, which stand in no file."""
+    config = VeraConfig(r=4, target_modules=["q_proj", "v_proj"])
+    model = SharedModel.build(tiny.causal_lm(), config)
+    with torch.no_grad():
+        for _, parameter in model.trainable_parameters():
+            parameter.add_(0.3)
+        expected = model(GROUPS).per_token_logps
+        model.save_pretrained(tmp_path)
+        loaded = SharedModel.build(tiny.causal_lm(), config)
+        assert not torch.equal(loaded(GROUPS).per_token_logps, expected)
+        loaded.load_adapter_weights(POLICY, tmp_path)
+        torch.testing.assert_close(loaded(GROUPS).per_token_logps, expected, rtol=0, atol=0)
+
+
+def test_an_adapter_of_another_shape_is_told(tmp_path):
+    """Saved with r = 4; a run with r = 8, one of another width, and one that trains all weights."""
+    SharedModel.build(tiny.causal_lm(), tiny.lora(4)).save_pretrained(tmp_path)
+    for other in (
+        SharedModel.build(tiny.causal_lm(), tiny.lora(8)),
+        SharedModel.build(tiny.causal_lm(hidden_size=64), tiny.lora(4)),
+    ):
+        with pytest.raises(
+            ValueError, match=r"does not fit the adapter 'policy': size mismatch for .*; give the same peft_config$"
+        ):
+            load_into(other, tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"holds an adapter and no whole model.*give the peft_config"):
         load_into(SharedModel.build(tiny.causal_lm()), tmp_path)
 
 

@@ -11,20 +11,26 @@ import functools
 import json
 import logging
 import os
+import pickle
+import random
 import re
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from hf_rlx.rollout.isolation import Isolated, plain_state
 from hf_rlx.rollout.reward_models import RewardError, RewardTimeoutError, RewardWorkerError
 from hf_rlx.rollout.scoring import RewardScorer, ScoreRequest
+from hf_rlx.rollout.seeding import call_seed
 from tests.rollout.test_scoring import NAN, request, same, score
 
 pytestmark = pytest.mark.timeout(60)
@@ -230,8 +236,8 @@ def test_an_order_to_stop_is_not_an_abstention(error):
 
 
 def test_what_cannot_be_pickled_is_an_error_on_either_way():
-    with isolated(lambda completions: (x for x in completions)) as worker:
-        assert "generator" in str(worker.call([["x"]], {}).error)
+    with isolated(lambda completions: [threading.Lock()]) as worker:
+        assert "cannot pickle '_thread.lock' object" in str(worker.call([["x"]], {}).error)
         error = worker.call([[threading.Lock()]], {}).error
         assert isinstance(error, TypeError)
         assert "must be picklable" in error.__notes__[0]
@@ -371,6 +377,135 @@ def test_a_completion_that_always_kills_its_worker_abstains(caplog):
     assert "'reward' ended its worker process, and that which replaced it (with exit code 3)" in caplog.text
     with pytest.raises(RewardWorkerError, match="with exit code 3"):
         score(reward, isolate=True)
+
+
+@pytest.fixture
+def forge():
+    """Writes a reply to the call of a number into every open file, as multiprocessing frames it: its length, then 8
+    bytes of number. Made here, so that it goes to workers by value and this module is not imported there."""
+
+    def write(call, content):
+        reply = call.to_bytes(8, "little") + content
+        for fd in range(3, 64):
+            with contextlib.suppress(OSError):
+                os.write(fd, struct.pack("!i", len(reply)) + reply)
+
+    return write
+
+
+def test_a_fork_that_returns_as_well_does_not_answer():
+    """Two processes return; one of them is the worker. Every group gets its own rewards: a is 97."""
+
+    def reward(completions):
+        os.fork()
+        return [float(ord(text)) for text in completions]
+
+    result = score(reward, *[request(completions=(text,)) for text in "abcd"], isolate=True, timeout=20)
+    same(result.total, [97.0, 98.0, 99.0, 100.0])
+    assert result.metrics["rewards/reward/infra"] == 0
+
+
+def test_a_reply_to_another_call_costs_the_worker(forge):
+    """In call 1 the function itself replies 7, so that its own 97 is left for call 2: that worker is dropped, and a
+    new one says 98."""
+
+    def reward(completions):
+        if completions == ["a"]:
+            forge(1, pickle.dumps(([7.0], None, {}, [])))
+        return [float(ord(text)) for text in completions]
+
+    with isolated(reward, 20.0) as worker:
+        assert worker.call([["a"]], {}).value == [7.0]
+        replies = [worker.call([[text]], {}) for text in "bc"]
+        assert [(reply.value, reply.deaths) for reply in replies] == [([98.0], 1), ([99.0], 0)]
+
+
+def test_a_reply_that_cannot_be_read_costs_the_worker(forge, tmp_path):
+    """Call 1 is spoilt and asked again as call 2; calls 3 and 4 are both spoilt: lost, and it is said how."""
+    calls = tmp_path / "calls"
+    calls.touch()
+
+    def reward(completions):
+        with calls.open("a") as file:
+            file.write("x")
+        number = calls.stat().st_size
+        if number != 2:
+            forge(number, b"nonsense")
+        return [1.0]
+
+    with isolated(reward, 20.0) as worker:
+        reply = worker.call([["x"]], {})
+        assert (reply.value, reply.deaths) == ([1.0], 1)
+        reply = worker.call([["x"]], {})
+        assert (reply.lost, reply.deaths) == ("died", 2)
+        assert reply.how.startswith("its reply cannot be read: UnpicklingError")
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize(
+    ("make", "shown"),
+    [
+        (lambda: (1.0 for _ in range(4)), "<generator.*of type generator"),
+        (lambda: dict.fromkeys(range(4), 1.0).values(), r"dict_values\(\[.*of type dict_values"),
+    ],
+)
+def test_what_is_no_list_is_refused_alike(make, shown, isolate):
+    with pytest.raises(RewardError, match=f"'reward' returned {shown}; expected a list of 4 rewards"):
+        score(lambda completions: make(), names=["reward"], isolate=isolate)
+
+
+# --- random numbers --------------------------------------------------------------------------------------------------
+
+
+def test_every_call_is_seeded_and_so_are_libraries_that_it_imports():
+    """A worker that imports numpy and torch in this call, and one that has them: the same. Each generator as its own
+    library seeds it with 5. Without a seed, no call is like another."""
+
+    def dice(completions):
+        news = [name not in sys.modules for name in ("numpy", "torch")]
+        import numpy
+        import torch
+
+        return [random.random(), float(numpy.random.rand()), float(torch.rand(()))], news
+
+    with isolated(dice) as worker:
+        (first, news), (other, _), (again, known) = (worker.call([["x"]], {}, seed).value for seed in (5, 6, 5))
+        free = [worker.call([["x"]], {}).value[0] for _ in range(2)]
+    assert (news, known) == ([True, True], [False, False])
+    assert first == again != other
+    assert free[0] != free[1]
+    expected = random.Random(5).random(), np.random.RandomState(5).rand()
+    assert first == [*expected, float(torch.rand((), generator=torch.Generator().manual_seed(5)))]
+
+
+def test_random_rewards_follow_from_the_seed_and_the_place(tmp_path):
+    """From run seed, process, step and the request's place; not from the worker, nor from earlier rollouts."""
+    mark = tmp_path / "mark"
+
+    def reward(completions):
+        if completions[0] == "die" and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [random.random() for _ in completions]
+
+    def rewards(seed, *rollouts, text="x"):
+        with RewardScorer(reward, isolate=True, seed=seed, timeout=20) as scorer:
+            for step in rollouts:
+                scorer.trainer_state = SimpleNamespace(global_step=step)
+                scorer.submit(request(completions=("x", "y")))
+                scorer.submit(request(completions=(text, "y")))
+                result = scorer.gather()
+        return result.rewards[:, 0].tolist()
+
+    whole = rewards((3, 0), 0, 1, 2)
+    assert len(set(whole)) == 4
+    dice = random.Random(call_seed(3, 0, 2, 0, "reward", [0, 1]))
+    assert whole[:2] == pytest.approx([dice.random(), dice.random()], abs=1e-7)
+    assert rewards((3, 0), 2) == whole
+    assert rewards((3, 0), 2, text="die") == whole
+    assert mark.exists()
+    for seed, step in [((4, 0), 2), ((3, 1), 2), ((3, 0), 1)]:
+        assert not set(rewards(seed, step)) & set(whole)
 
 
 # --- the scorer's side -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from hf_rlx.trainers.config import REMOVED_FIELDS
 from hf_rlx.trainers.grpo import PRESETS, GRPOConfig, GRPOTrainer
 from hf_rlx.trainers.online_config import OnlineConfig
 from hf_rlx.trainers.settings import public_args
-from tests.trainers.tools import config, scripted
+from tests.trainers.tools import config, rows, scripted
 
 
 def test_precision_is_what_the_device_has():
@@ -227,3 +227,37 @@ def test_dictionaries_may_come_as_json_text(tmp_path):
     assert args.chat_template_kwargs == {"a": 1}
     with pytest.raises(ValueError, match="generation_kwargs must be a dictionary, or one as JSON text"):
         GRPOConfig(str(tmp_path), generation_kwargs="top_k=3")
+
+
+@pytest.mark.parametrize("metric", [None, "loss", "eval_loss"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"load_best_model_at_end": True, "save_strategy": "steps"},
+        {"save_strategy": "best"},
+        {"lr_scheduler_type": "reduce_lr_on_plateau"},
+        {"lr_scheduler_type": "greedy", "lr_scheduler_kwargs": '{"factor": 0.5}'},
+    ],
+)
+def test_the_best_is_that_with_the_highest_reward(fields, metric):
+    """Evaluation gives no loss. A scheduler that waits for a plateau waits for one from below."""
+    args = GRPOConfig("x", use_cpu=True, eval_strategy="steps", metric_for_best_model=metric, **fields)
+    assert (args.metric_for_best_model, args.greater_is_better) == ("eval_reward", True)
+    expected = {"factor": 0.5, "mode": "max"} if "lr_scheduler_kwargs" in fields else {"mode": "max"}
+    assert (args.lr_scheduler_kwargs or {}) == (expected if "lr_scheduler_type" in fields else {})
+
+
+def test_another_best_metric_stays():
+    own = {"metric_for_best_model": "eval_completions/mean_length", "greater_is_better": False}
+    args = GRPOConfig("x", use_cpu=True, eval_strategy="steps", lr_scheduler_type="reduce_lr_on_plateau", **own)
+    assert {name: getattr(args, name) for name in own} == own
+    assert args.lr_scheduler_kwargs == {"mode": "min"}
+    assert GRPOConfig("x", use_cpu=True).metric_for_best_model is None
+
+
+def test_a_run_with_a_plateau_scheduler_evaluates(tmp_path):
+    """The first evaluation is where a metric that is not there raises."""
+    args = config(tmp_path, eval_strategy="steps", eval_steps=1, lr_scheduler_type="reduce_lr_on_plateau", max_steps=1)
+    trainer = scripted(args, count=8, eval_dataset=rows(2))
+    trainer.train()
+    assert any("eval_reward" in entry for entry in trainer.state.log_history)

@@ -58,7 +58,7 @@ def test_product():
 
 
 def test_two_penalties_do_not_multiply_to_a_reward():
-    with pytest.raises(ValueError, match="'b' gives -1.0; a product takes scores of 0 or more"):
+    with pytest.raises(ValueError, match=r"'b' gives -1\.0; a product takes scores of 0 or more"):
         call(Product([Fixed("a", 1.0), Fixed("b", -1.0)]), 1)
 
 

@@ -83,7 +83,7 @@ def test_script_options():
     assert ScriptVerifier(threshold=0.75)([], ["abcд", "abдд", "1"]) == [1.0, 0.0, None]
     assert ScriptVerifier(no_letters=0.0)([], ["1 2 3"]) == [0.0]
     code = ScriptVerifier("CYRILLIC", ignore=r"(?s)```.*?```")
-    assert code([], ["да\n```\nabc\n```\nнет"]) == [1.0]
+    assert code([], ["жд\n```\nabc\n```\nжд"]) == [1.0]
 
 
 def test_arguments():

@@ -124,8 +124,8 @@ def nim_task(
     seed: int = 0,
     conversational: bool = True,
     *,
-    piles: tuple[int, int] = (2, 4),
-    largest: int = 9,
+    piles: tuple[int, int] = (3, 5),
+    largest: int = 12,
     play: Literal["game", "move"] = "game",
     max_completion_length: int = 512,
 ) -> Task:
