@@ -31,7 +31,7 @@ FLOORS = [
 ]
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 
-WITHOUT_TORCH = ("verifiers", "cards", "data/tasks.py", "secrets.py")
+WITHOUT_TORCH = ("verifiers", "cards", "data/tasks", "secrets.py")
 TRL_IN = {"rollout/vllm.py"}
 SWITCHING = {"set_adapter", "set_adapters", "disable_adapter", "disable_adapter_layers", "enable_adapter_layers"}
 SWITCHES_IN = {"models/shared.py"}

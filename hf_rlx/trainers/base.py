@@ -379,8 +379,8 @@ def _check_trainable(shared: SharedModel) -> None:
         outside = checkpointing.outside_adapter(shared)
         if outside:
             logger.warning(
-                "%d weights train that belong to no adapter, e.g. %s: checkpoints hold them, but save_model writes the "
-                "adapter only; name their modules in LoraConfig(modules_to_save=[...])",
+                "%d weights train that belong to no adapter, e.g. %s: checkpoints hold them, but save_model writes "
+                "the adapter only; name their modules in LoraConfig(modules_to_save=[...])",
                 len(outside),
                 next(iter(outside)),
             )

@@ -220,7 +220,7 @@ def facts_of(trainer: BaseTrainer) -> dict[str, Any]:
         "trainer": type(trainer).__name__,
         "save_only_model": trainer.args.save_only_model,
         **trainer.run_facts(),
-        "optimizer": f"{getattr(trainer.args.optim, 'value', trainer.args.optim)} {trainer.args.optim_args or ''}".strip(),
+        "optimizer": [str(getattr(trainer.args.optim, "value", trainer.args.optim)), trainer.args.optim_args],
         "policy": _policy_of(trainer.shared),
         "frozen_weights": frozen_weights(trainer.shared),
         "train_dataset": fingerprint(trainer.train_dataset),

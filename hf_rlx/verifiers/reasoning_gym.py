@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from hf_rlx.verifiers.answers import last_tag
+from hf_rlx.verifiers.gym_rules import GymScorer
 from hf_rlx.verifiers.text import Completion, column_of, completion_text
+from hf_rlx.verifiers.verdict import Verdict, settle
 
 _LINE = re.compile(r"\banswer\s*:[ \t]*", re.IGNORECASE)
 
@@ -33,7 +36,9 @@ def _untagged(value: dict[str, Any]) -> Any:
 
 
 class ReasoningGymVerifier:
-    """Reward function: the `score_answer` of a reasoning-gym dataset, for rows of `reasoning_gym_task`.
+    """Reward function: the scorer of a reasoning-gym dataset, for rows of `reasoning_gym_task`.
+
+    Scorers are kept from what a model can write, and a few are replaced: see `gym_rules`.
 
     Args:
         task_name: name under which reasoning-gym registers the dataset.
@@ -41,41 +46,71 @@ class ReasoningGymVerifier:
             text at all (countdown does), which a policy learns to collect. Off, a score of exactly 1.0 pays 1.0
             and everything else 0.0, so the mean reward is the accuracy.
         column: dataset column with the entry as JSON text.
-        dataset_kwargs: the configuration the task was made with.
+        max_failed: share of completions that the scorer cannot judge, over which it counts as broken.
+        settings: the configuration the task was made with.
 
     Raises:
         ImportError: when reasoning-gym is not installed; the message names the command.
-        ValueError: when the name is unknown.
+        ValueError: when the name is unknown, or its scorer evaluates answers in a way that is not known.
     """
 
     def __init__(
-        self, task_name: str, *, graded: bool = False, column: str = "metadata", **dataset_kwargs: Any
+        self,
+        task_name: str,
+        *,
+        graded: bool = False,
+        column: str = "metadata",
+        max_failed: float = 0.25,
+        **settings: Any,
     ) -> None:
         try:
-            import reasoning_gym
+            self._scorer = GymScorer(task_name, settings)
         except ImportError as error:
             raise ImportError('ReasoningGymVerifier needs reasoning-gym: pip install "hf_rlx[tasks]"') from error
-
-        self._dataset = reasoning_gym.create_dataset(task_name, **dataset_kwargs)
         self.graded = graded
         self.column = column
+        self.max_failed = max_failed
         self.__name__ = task_name
 
-    def __call__(self, prompts: list[Completion], completions: list[Completion], **columns: Any) -> list[float]:
-        """One score per completion, in 0..1; 1.0 means right.
+    def __call__(
+        self,
+        prompts: list[Completion],
+        completions: list[Completion],
+        log_extra: Callable[[str, list], None] | None = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        """One score per completion, in 0..1, where 1.0 means right; None where there is no verdict.
 
         Args:
             prompts: not read; part of the reward-function contract.
             completions: plain strings, or message lists whose last assistant message is judged.
-            columns: dataset columns, one value per completion; `self.column` must be among them.
+            log_extra: gets the column `<name>/reason`.
+            log_metric: gets `<name>/failed`, completions without a verdict.
+            columns: dataset columns, one value per completion; `self.column` must be among them. A row of another
+                task, where it is None, scores None.
 
         Raises:
             ValueError: when the column is missing or of another length.
+            VerifierBrokenError: more than `max_failed` of the answers have no verdict.
         """
-        scores = []
         entries = column_of(columns, self.column, len(completions), self.__name__)
-        for completion, entry in zip(completions, entries, strict=True):
-            answer = final_answer(completion_text(completion))
-            score = float(self._dataset.score_answer(answer=answer, entry=json.loads(entry, object_hook=_untagged)))
-            scores.append(score if self.graded else float(score == 1.0))
-        return scores
+        judged = [
+            self._judge(completion_text(completion), entry)
+            for completion, entry in zip(completions, entries, strict=True)
+        ]
+        # Rows of other tasks are no failure of the scorer's and must not stop a run.
+        failed = sum(
+            entry is not None and v.outcome == "failed" for entry, (v, _) in zip(entries, judged, strict=True)
+        )
+        limit = self.max_failed if failed > max(1.0, self.max_failed * len(judged)) else 1.0
+        rewards = settle(self.__name__, [verdict for verdict, _ in judged], limit, log_extra, log_metric)
+        if not self.graded:
+            return rewards
+        return [None if r is None else score for r, (_, score) in zip(rewards, judged, strict=True)]
+
+    def _judge(self, completion: str, entry: str | None) -> tuple[Verdict, float]:
+        """The verdict, and the package's own score."""
+        if entry is None:
+            return Verdict("failed", "the row holds no task"), 0.0
+        return self._scorer.judge(final_answer(completion), json.loads(entry, object_hook=_untagged))

@@ -189,7 +189,12 @@ PUZZLES = pytest.mark.parametrize(
     ("name", "options", "key"),
     [
         ("countdown", {}, lambda row: (*sorted(row["numbers"]), "to", row["target"])),
-        ("countdown", {"numbers": (5, 6), "largest": 50, "every_number": False}, lambda row: (*row["numbers"],)),
+        (
+            "countdown",
+            {"numbers": (5, 6), "largest": 50, "every_number": False},
+            lambda row: (*sorted(row["numbers"]), "to", row["target"]),
+        ),
+        ("countdown", {"numbers": (2, 2)}, lambda row: (*sorted(row["numbers"]), "to", row["target"])),
         ("nim", {}, lambda row: tuple(sorted(row["state"].split(" ")))),
         ("nim", {"play": "move", "piles": (3, 5)}, lambda row: tuple(sorted(row["state"].split(" ")))),
     ],

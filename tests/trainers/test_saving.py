@@ -126,5 +126,5 @@ def test_resume_loads_weights_and_goes_on(tmp_path, adapter):
 def test_resume_from_the_wrong_kind_is_named(tmp_path):
     scripted(config(tmp_path / "a", save_strategy="steps", save_steps=1), peft_config=None).train()
     trainer = scripted(config(tmp_path / "b", max_steps=2))
-    with pytest.raises(ValueError, match="policy: 'all weights' -> {'peft_type': 'LORA'"):
+    with pytest.raises(ValueError, match=r"policy: 'all weights' -> \{'peft_type': 'LORA'"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-1"))

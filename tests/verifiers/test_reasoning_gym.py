@@ -8,6 +8,7 @@ import pytest
 
 from hf_rlx.verifiers import ReasoningGymVerifier
 from hf_rlx.verifiers.reasoning_gym import final_answer
+from hf_rlx.verifiers.verdict import VerifierBrokenError
 
 ENTRY = {"answer": "1 + 2", "metadata": {"numbers": [1, 2], "target": 3}}
 
@@ -44,3 +45,25 @@ def test_errors():
         ReasoningGymVerifier("no_such_task")
     with pytest.raises(ValueError, match="reads the column 'metadata'"):
         ReasoningGymVerifier("countdown")([], ["a"], answer=["1"])
+
+
+def test_reasons_rows_of_other_tasks_and_code():
+    """An answer that would stop the process when evaluated is wrong at once."""
+    pytest.importorskip("reasoning_gym")
+    logged: dict[str, object] = {}
+    columns = {"metadata": [json.dumps(ENTRY), json.dumps(ENTRY), None, None]}
+    completions = ["9**9**9**9", "1 + 2", "1 + 2", "1 + 2"]
+    scores = ReasoningGymVerifier("countdown")(
+        [], completions, log_extra=logged.__setitem__, log_metric=logged.__setitem__, **columns
+    )
+    assert scores == [0.0, 1.0, None, None]
+    assert logged["countdown/failed"] == 2.0
+    assert logged["countdown/reason"][1:] == ["the target", "the row holds no task", "the row holds no task"]
+
+
+def test_a_scorer_that_cannot_judge_stops():
+    """Three rows whose own answer makes the scorer raise."""
+    pytest.importorskip("reasoning_gym")
+    broken = [json.dumps({"answer": "two", "metadata": {}})] * 3
+    with pytest.raises(VerifierBrokenError, match="could not judge 3 of 3"):
+        ReasoningGymVerifier("prime_factorization")([], ["2"] * 3, metadata=broken)
