@@ -55,7 +55,8 @@ def test_demo_learns_and_leaves_a_whole_folder(tmp_path, capsys):
     again = SharedModel.from_pretrained(folder)
     prompt = load_tokenizer(folder)("17+25=", return_tensors="pt")
     with torch.no_grad():
-        torch.testing.assert_close(loaded(**prompt).logits, again.causal_lm(**prompt).logits, rtol=0, atol=0)
+        # The same weights through two implementations of the adapter: equal up to rounding.
+        torch.testing.assert_close(loaded(**prompt).logits, again.causal_lm(**prompt).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_score_of_refuses_a_graded_reward():

@@ -119,6 +119,7 @@ class BaseTrainer(Trainer):
         _check_trainable(shared)
         self.metrics = {"train": MetricStore()}
         self.keeper = RunKeeper(self)
+        self.frozen_weights = checkpointing.frozen_weights(shared)  # before processes may split them
         self.forward_limit = ForwardLimit(args.max_tokens_per_forward)
         self.gradient_guard = GradientGuard(args.max_skipped_steps)
         args.enable_jit_checkpoint = False  # SIGTERM saves in any case, and exactly

@@ -222,7 +222,7 @@ def facts_of(trainer: BaseTrainer) -> dict[str, Any]:
         **trainer.run_facts(),
         "optimizer": [str(getattr(trainer.args.optim, "value", trainer.args.optim)), trainer.args.optim_args],
         "policy": _policy_of(trainer.shared),
-        "frozen_weights": frozen_weights(trainer.shared),
+        "frozen_weights": trainer.frozen_weights,
         "train_dataset": fingerprint(trainer.train_dataset),
     }
 
@@ -241,11 +241,8 @@ def _policy_of(shared: SharedModel) -> Any:
     return found
 
 
-def frozen_weights(shared: SharedModel) -> str | None:
-    """A sha256 over the first numbers of every weight of the base that does not train; None where they
-    are split over processes."""
-    if is_sharded(shared):
-        return None
+def frozen_weights(shared: SharedModel) -> str:
+    """A sha256 over the first numbers of every weight of the base that does not train."""
     adapters = list(getattr(shared.model, "peft_config", {}))
     digest = hashlib.sha256()
     for name, parameter in shared.named_parameters():

@@ -13,7 +13,8 @@ from pathlib import Path
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-PACKAGES = ("numpy", "sympy", "mpmath")
+# SymPy and mpmath use the last two where they are installed: listed but unreadable, they would break the import.
+PACKAGES = ("numpy", "sympy", "mpmath", "gmpy2", "flint")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from hf_rlx.persistence.interrupts import TrainingInterrupted
 from hf_rlx.persistence.state import load_state, save_state
 from hf_rlx.trainers import checkpointing
 from tests.invariants.test_resume import make, result
-from tests.trainers.tools import rows
+from tests.trainers.tools import rows, tiny_llama
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -449,9 +449,10 @@ def test_a_finished_run_trains_no_further(run, caplog):
 
 
 def test_another_base_is_refused(run):
-    trainer = make(run, max_steps=6)
+    model = tiny_llama()
     with torch.no_grad():
-        next(p for n, p in trainer.shared.named_parameters() if n.endswith("norm.weight")).mul_(1.5)
+        model.model.norm.weight.mul_(1.5)
+    trainer = make(run, max_steps=6, model=model)
     with pytest.raises(ValueError, match="frozen_weights: "):
         trainer.train(resume_from_checkpoint=True)
 

@@ -23,7 +23,7 @@ def letters(completion_ids, **_):
     return [sum(i % 2 == 0 for i in ids) / len(ids) + noise * k for k, ids in enumerate(completion_ids)]
 
 
-def make(folder, full: bool = False, dataset=None, eval_dataset=None, **fields):
+def make(folder, full: bool = False, dataset=None, eval_dataset=None, model=None, **fields):
     """Windows of four micro-steps, two passes, two micro-steps a step: four optimizer steps a window. Logs every third
     step, so most checkpoints fall between two logs; the reference moves and beta adapts."""
     fields = {
@@ -46,7 +46,7 @@ def make(folder, full: bool = False, dataset=None, eval_dataset=None, **fields):
     }
     adapter = None if full else lora(lora_dropout=0.2)
     return GRPOTrainer(
-        tiny_llama(attention_dropout=0.2 if full else 0.0),
+        tiny_llama(attention_dropout=0.2 if full else 0.0) if model is None else model,
         letters,
         config(folder, **fields),
         train_dataset=rows(6) if dataset is None else dataset,
