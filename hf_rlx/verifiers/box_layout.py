@@ -13,8 +13,9 @@ from pathlib import Path
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-# SymPy and mpmath use the last two where they are installed: listed but unreadable, they would break the import.
-PACKAGES = ("numpy", "sympy", "mpmath", "gmpy2", "flint")
+PACKAGES = ("numpy", "sympy", "mpmath")
+# gmpy2 beside them is listed but cannot be read in a box without a mount namespace, which breaks their import.
+_PURE_PYTHON = {"MPMATH_NOGMPY": "1", "SYMPY_GROUND_TYPES": "python"}
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def python_layout(packages: Sequence[str] = PACKAGES) -> Layout:
     system = [p for p in (*_SYSTEM, *_SYSTEM_FILES) if os.path.exists(p)]
     standard = [str(library.parent / f"python{sys.version_info[0]}{sys.version_info[1]}.zip"), str(library)]
     env = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
-    env |= dict.fromkeys(_ONE_THREAD, "1")
+    env |= dict.fromkeys(_ONE_THREAD, "1") | _PURE_PYTHON
     path = (*standard, str(library / "lib-dynload"), *homes)
     read = tuple(dict.fromkeys([*system, *base, *found]))
     return Layout(python, tuple(p for p in read if os.path.exists(p)), tuple(homes), path, env)
