@@ -122,7 +122,7 @@ class BaseTrainer(Trainer):
         self.frozen_weights = checkpointing.frozen_weights(shared)  # before processes may split them
         self.forward_limit = ForwardLimit(args.max_tokens_per_forward)
         self.gradient_guard = GradientGuard(args.max_skipped_steps)
-        args.enable_jit_checkpoint = False  # SIGTERM saves in any case, and exactly
+        args.enable_jit_checkpoint = False  # the keeper saves on SIGTERM, and exactly
         super().__init__(
             model=shared,
             args=args,

@@ -61,7 +61,7 @@ def test_full_weights_load_without_us(tmp_path):
 
 
 def test_a_checkpoint_holds_no_token(tmp_path):
-    """Checkpoints keep optimizer and random state as pickles, as the Trainer does; none of them has a secret."""
+    """Every file of a checkpoint is searched: states, settings, weights."""
     args = config(tmp_path, hub_token="hf_CANARY_1", save_strategy="steps", save_steps=1)
     scripted(args).train()
     folder = tmp_path / "checkpoint-1"
