@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def evaluate_rollouts(trainer: OnlineTrainer, eval_dataset: Any, prefix: str) -> dict[str, float]:
     """Sample every prompt of the evaluation set and score it.
 
-    One greedy completion a prompt by default. Sampling draws nothing from the random state of training; a reward function may.
+    One greedy completion a prompt by default. Sampling draws nothing from training's random state; a reward may.
 
     Returns:
         `<prefix>_reward`, `<prefix>_rewards/<function>/mean`, lengths, and for every reward function that only
