@@ -27,8 +27,14 @@ _HOME = {
     "SamplingParams": "hf_rlx.rollout.sampling",
     "RewardScorer": "hf_rlx.rollout.scoring",
     "RewardError": "hf_rlx.rollout.reward_models",
+    "RewardConfig": "hf_rlx.trainers.reward",
+    "RewardTrainer": "hf_rlx.trainers.reward",
+    "RewardReport": "hf_rlx.trainers.reward_report",
+    "evaluate_on_policy": "hf_rlx.trainers.policy_report",
     "GRPOConfig": "hf_rlx.trainers.grpo",
     "GRPOTrainer": "hf_rlx.trainers.grpo",
+    "PPOConfig": "hf_rlx.trainers.ppo_config",
+    "PPOTrainer": "hf_rlx.trainers.ppo",
     "DIFFERS_FROM_TRL": "hf_rlx.trainers.differences",
 }
 
@@ -39,13 +45,19 @@ __all__ = [
     "GRPOTrainer",
     "Generator",
     "Group",
+    "PPOConfig",
+    "PPOTrainer",
+    "RewardConfig",
     "RewardError",
+    "RewardReport",
     "RewardScorer",
+    "RewardTrainer",
     "Rollout",
     "SamplingParams",
     "SharedModel",
     "TokenScores",
     "__version__",
+    "evaluate_on_policy",
     "four_bit_config",
     "load_causal_lm",
     "load_tokenizer",
@@ -60,6 +72,11 @@ if TYPE_CHECKING:
     from hf_rlx.rollout.scoring import RewardScorer
     from hf_rlx.trainers.differences import DIFFERS_FROM_TRL
     from hf_rlx.trainers.grpo import GRPOConfig, GRPOTrainer
+    from hf_rlx.trainers.policy_report import evaluate_on_policy
+    from hf_rlx.trainers.ppo import PPOTrainer
+    from hf_rlx.trainers.ppo_config import PPOConfig
+    from hf_rlx.trainers.reward import RewardConfig, RewardTrainer
+    from hf_rlx.trainers.reward_report import RewardReport
     from hf_rlx.types import Completion, Group, Rollout, TokenScores
 
 

@@ -43,28 +43,57 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _add_verify(commands: Any) -> None:
-    verify = commands.add_parser("verify", help="run a verifier over answers whose right verdict is known")
-    verify.add_argument("file", help="JSONL with completion, gold (or answer) and expected (or right, label) verdict")
-    verify.add_argument("--verifier", choices=["math", "number"], default="math", help="which one")
+    from hf_rlx.selfcheck import COMPLETIONS, EXPECTED, VERIFIERS
+
+    reads = "\n".join(f"  {name:<14} {known.reads}" for name, known in VERIFIERS.items())
+    verify = commands.add_parser(
+        "verify",
+        help="run a verifier over answers whose right verdict is known",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Judge every line of a JSONL file and print the confusion table, the disagreements and the "
+        "slowest items.",
+        epilog=f"fields of a line:\n  {'completion':<14} text or messages, called {', '.join(COMPLETIONS)}\n"
+        f"  {'expected':<14} the right verdict, called {', '.join(EXPECTED)}:\n"
+        f'  {"":<14} true or false, 1 or 0; missing, null or "either" where nobody knows\n\n'
+        f"and by verifier:\n{reads}\n\n"
+        "exit status: 0; with --strict 1 where there is any disagreement; 2 for an error",
+    )
+    verify.add_argument("file", help="JSONL file, see below")
+    verify.add_argument("--verifier", choices=list(VERIFIERS), default="math", help="which one (default: math)")
+    verify.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an argument of the verifier's class, JSON or text; may be repeated",
+    )
     verify.add_argument("--extract", default=None, help="where the answer stands (default: the verifier's)")
     verify.add_argument("--gold-from", default=None, metavar="FILE", help="JSONL with the gold answers")
     verify.add_argument("--on", default="prompt", metavar="HERE=THERE", help="fields that join the two files")
     verify.add_argument("--show", type=int, default=20, help="disagreements to print")
+    verify.add_argument("--out", default=None, metavar="FILE", help="JSONL file for all disagreements")
     verify.add_argument("--strict", action="store_true", help="exit with 1 where there is any disagreement")
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from hf_rlx.selfcheck import VERIFIERS, read_rows, self_check, with_gold
+    from hf_rlx.selfcheck import read_options, read_rows, self_check, verifier_named, with_gold
 
+    verifier: Any = None
     try:
+        options = read_options(args.option) | ({} if args.extract is None else {"extract": args.extract})
         rows = read_rows(Path(args.file))
         if args.gold_from is not None:
             rows = with_gold(rows, Path(args.gold_from), args.on)
-        options = {} if args.extract is None else {"extract": args.extract}
-        report = self_check(rows, VERIFIERS[args.verifier](**options))
-    except (OSError, ValueError, ImportError) as error:
+        verifier = verifier_named(args.verifier, options)
+        report = self_check(rows, verifier, args.verifier)
+        if args.out is not None:
+            report.write(Path(args.out))
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
         print(f"hf-rlx verify: error: {error}", file=sys.stderr)
         return 2
+    finally:
+        if hasattr(verifier, "close"):
+            verifier.close()
     report.print(sys.stdout, args.show)
     return int(args.strict and bool(report.disagreements))
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,29 +20,106 @@ GOLDS = ("gold", "answer", "solution", "final")
 EXPECTED = ("expected", "right", "label", "is_correct")
 OUTCOMES: tuple[Outcome, ...] = ("right", "wrong", "failed")
 _SHOWN = 160  # characters of a completion's end in the list of disagreements
+_OPEN = ("either", "open")  # words for an expected verdict that nobody knows
+_AS_WRITTEN = {
+    "pattern",
+    "task_name",
+    "column",
+    "name",
+    "prefill",
+    "ignore",
+}  # options that are text whatever is in it
 
-Judge = Callable[[str, Any], Verdict]
-
-
-def _math(**options: Any) -> Judge:
-    from hf_rlx.verifiers.math import MathVerifier
-
-    return MathVerifier(**options).judge
-
-
-def _number(extract: str = "last") -> Judge:
-    from hf_rlx.verifiers.numbers import NumberVerifier
-
-    verifier = NumberVerifier(extract)  # type: ignore[arg-type]
-
-    def judge(completion: str, gold: Any) -> Verdict:
-        reward = verifier([""], [completion], **{verifier.column: [gold]})[0]
-        return Verdict("failed" if reward is None else "right" if reward else "wrong")
-
-    return judge
+Reward = Callable[..., Sequence[float | None]]
 
 
-VERIFIERS: dict[str, Callable[..., Judge]] = {"math": _math, "number": _number}
+@dataclass(frozen=True)
+class Known:
+    """A verifier that can be named.
+
+    Args:
+        where: module under `hf_rlx.verifiers` and class.
+        reads: what of a row it reads, for people.
+        columns: attributes of the class that name the columns it reads; a gold answer goes under several names.
+        needs: options that have to be given.
+    """
+
+    where: str
+    reads: str
+    columns: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+    @property
+    def by_gold(self) -> bool:
+        """Whether it compares with a gold answer."""
+        return self.where.startswith(("math", "numbers"))
+
+
+VERIFIERS: dict[str, Known] = {
+    "math": Known("math:MathVerifier", f"a gold answer, called {', '.join(GOLDS)}"),
+    "number": Known("numbers:NumberVerifier", "a gold answer, likewise"),
+    "code": Known("code:CodeVerifier", "tests", ("column",)),
+    "countdown": Known("countdown:CountdownVerifier", "numbers, target", ("numbers_column", "target_column")),
+    "nim": Known("nim:NimVerifier", "state", ("column",)),
+    "reasoning_gym": Known(
+        "reasoning_gym:ReasoningGymVerifier", "metadata; needs --option task_name=...", ("column",), ("task_name",)
+    ),
+    "regex": Known("format:RegexVerifier", "prompt, if it is there; needs --option pattern=...", (), ("pattern",)),
+    "tags": Known("format:TagVerifier", 'prompt, if it is there; --option \'tags=["think", "answer"]\''),
+    "json": Known("format:JsonVerifier", "nothing; --option 'schema={...}', or --option column=schema", ("column",)),
+    "coq": Known("proof:CoqVerifier", "statement; theorem and header if they are there", ("column",)),
+    "lean": Known("proof:LeanVerifier", "statement; theorem and header if they are there", ("column",)),
+}
+"""What `--verifier` takes."""
+
+
+def verifier_named(name: str, options: dict[str, Any] | None = None) -> Reward:
+    """The verifier of a name.
+
+    Args:
+        name: one of `VERIFIERS`. options: what its class takes.
+
+    Raises:
+        ValueError: no such verifier or option, one that is missing, or one that the class refuses.
+        ImportError, RuntimeError: it cannot work here; the message says what is missing.
+    """
+    if name not in VERIFIERS:
+        raise ValueError(f"no verifier is called {name!r}; there are {', '.join(VERIFIERS)}")
+    known, options = VERIFIERS[name], options or {}
+    module, _, cls = known.where.partition(":")
+    make = getattr(importlib.import_module(f"hf_rlx.verifiers.{module}"), cls)
+    takes = inspect.signature(make).parameters
+    more = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
+    if unknown := [option for option in options if option not in takes and not more]:
+        raise ValueError(f"the verifier {name} has no option {unknown[0]!r}; it has {', '.join(takes)}")
+    if missing := [option for option in known.needs if option not in options]:
+        raise ValueError(f"the verifier {name} needs --option {missing[0]}=...")
+    try:
+        verifier: Reward = make(**options)
+    except (TypeError, re.error) as error:
+        raise ValueError(f"the verifier {name} refuses its options: {error}") from error
+    return verifier
+
+
+def read_options(texts: Sequence[str]) -> dict[str, Any]:
+    """Options from `key=value` texts; a value is read as JSON where it is JSON, else it is the text.
+
+    Raises:
+        ValueError: one has no `=`.
+    """
+    options: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ValueError(f"--option takes key=value, not {text!r}")
+        key = key.strip().replace("-", "_")
+        options[key] = value
+        if key not in _AS_WRITTEN:
+            try:
+                options[key] = json.loads(value)
+            except json.JSONDecodeError:
+                continue  # text
+    return options
 
 
 @dataclass(frozen=True)
@@ -48,15 +128,15 @@ class Item:
 
     Args:
         line: its number, from 1.
-        completion, gold: what was judged.
-        expected: the verdict that the file gives; None where it leaves it open (no field, null, or any text).
+        row: what stands there. completion: its text.
+        expected: the verdict that the file gives; None where it leaves it open.
         verdict: ours.
         seconds: that the verdict took.
     """
 
     line: int
+    row: dict[str, Any]
     completion: str
-    gold: Any
     expected: bool | None
     verdict: Verdict
     seconds: float
@@ -97,13 +177,32 @@ class SelfCheck:
             end = item.completion[-_SHOWN:]
             expected = "right" if item.expected else "wrong"
             print(f"\nline {item.line}: expected {expected}, {item.verdict.outcome} ({item.verdict.reason})", file=to)
-            print(f"  gold {str(item.gold)[-_SHOWN:]!r}\n  completion ends {end!r}", file=to)
+            if (gold := next((name for name in GOLDS if name in item.row), None)) is not None:
+                print(f"  gold {str(item.row[gold])[-_SHOWN:]!r}", file=to)
+            print(f"  completion ends {end!r}", file=to)
         hidden = len(self.disagreements) - show
         if hidden > 0:
             print(f"\n{hidden} more disagreements; --show {len(self.disagreements)} lists all", file=to)
         print("\nslowest:", file=to)
         for item in sorted(self.items, key=lambda item: -item.seconds)[:slowest]:
             print(f"  {1000 * item.seconds:8.1f} ms  line {item.line}: {item.verdict.reason}", file=to)
+
+    def write(self, path: Path) -> None:
+        """The disagreements as JSONL: each row as it stood, with `line`, `verdict`, `reason` and `seconds`.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        with path.open("w", encoding="utf-8") as file:
+            for item in self.disagreements:
+                ours = {"line": item.line, "verdict": item.verdict.outcome, "reason": item.verdict.reason}
+                print(json.dumps({**item.row, **ours, "seconds": round(item.seconds, 4)}), file=file)
+
+
+class Row(dict[str, Any]):
+    """A row that knows its line."""
+
+    line = 0
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -113,16 +212,22 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         OSError: it cannot be read.
         ValueError: a line is no JSON object; the message names it.
     """
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    rows: list[dict[str, Any]] = []
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no UTF-8 text: {error}") from error
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path}:{number} is no JSON: {error}") from error
+            raise ValueError(f"{path}:{number} is no JSON: {error}; write one object a line") from error
         if not isinstance(row, dict):
-            raise ValueError(f"{path}:{number} is no JSON object")
+            raise ValueError(f"{path}:{number} is no JSON object; write one a line, {{...}}")
+        row = Row(row)
+        row.line = number
         rows.append(row)
     return rows
 
@@ -142,46 +247,84 @@ def with_gold(rows: Sequence[dict[str, Any]], path: Path, on: str) -> list[dict[
     partners = {}
     for row in read_rows(path):
         if (there or here) not in row:
-            raise ValueError(f"{path} has rows without the field {there or here!r}")
+            raise ValueError(f"{path}:{_line(row, 0)} has no field {there or here!r}; name it with --on HERE=THERE")
         partners[row[there or here]] = row
-    filled = []
+    filled: list[dict[str, Any]] = []
     for number, row in enumerate(rows, start=1):
         partner = partners.get(row.get(here))
         if partner is None:
-            raise ValueError(f"row {number} has no partner in {path} with the same {here!r}")
-        filled.append({**row, "gold": _first(partner, GOLDS, number)})
+            raise ValueError(f"line {_line(row, number)} has no partner in {path} with the same {here!r}")
+        new = Row({**row, "gold": _first(partner, GOLDS, _line(partner, 0))})
+        new.line = _line(row, number)
+        filled.append(new)
     return filled
 
 
-def self_check(rows: Sequence[dict[str, Any]], judge: Judge) -> SelfCheck:
+def self_check(rows: Sequence[dict[str, Any]], verifier: Reward, name: str = "math") -> SelfCheck:
     """Judge every row.
 
     Args:
-        rows: with a completion (`completion`, `prediction` or `response`: text, or messages), a gold answer (`gold`,
-            `answer`, `solution` or `final`) and, where it is known, the right verdict (`expected`, `right`, `label` or
-            `is_correct`: true or false, 1 or 0).
-        judge: gives the verdict on a completion and a gold answer.
+        rows: with a completion (`completion`, `prediction` or `response`: text, or messages), what the verifier reads
+            (see `VERIFIERS`) and, where it is known, the right verdict (`expected`, `right`, `label` or `is_correct`:
+            true or false, 1 or 0; missing, null or "either" leave it open).
+        verifier: of `verifier_named`; a reward of 1 means right, none no verdict, everything else wrong.
+        name: its name.
 
     Raises:
-        ValueError: a row lacks one of the two.
+        ValueError: a row lacks something or holds what cannot be read; the message names its line.
+        RuntimeError: the verifier does not work.
     """
     from hf_rlx.verifiers.text import completion_text
 
+    known = VERIFIERS[name]
+    needs = [column for a in known.columns if (column := getattr(verifier, a)) is not None]
+    gold = (getattr(verifier, "column", None) or "answer") if known.by_gold else None
     report = SelfCheck()
     for number, row in enumerate(rows, start=1):
-        completion = completion_text(_first(row, COMPLETIONS, number))
-        gold = _first(row, GOLDS, number)
-        given = next((row[name] for name in EXPECTED if name in row), None)
+        line = _line(row, number)
+        completion = _first(row, COMPLETIONS, line)
+        columns = dict(row)
+        if gold is not None:
+            columns[gold] = row[gold] if gold != "answer" and gold in row else _first(row, GOLDS, line)
+        if missing := [column for column in needs if column not in row]:
+            raise ValueError(
+                f"line {line} has no field {missing[0]!r}, which the verifier {name} reads: {known.reads}"
+            )
+        expected = _expected(row, line)
+        reasons: dict[str, list[Any]] = {}
+        passed = {key: [value] for key, value in columns.items() if key not in ("prompts", "completions", "prompt")}
         start = time.perf_counter()
-        verdict = judge(completion, gold)
+        try:
+            text = completion_text(completion)
+            reward = verifier([row.get("prompt", "")], [completion], **passed, log_extra=reasons.__setitem__)[0]
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"line {line}: {error}") from error
         seconds = time.perf_counter() - start
-        expected = bool(given) if isinstance(given, bool | int | float) else None
-        report.items.append(Item(number, completion, gold, expected, verdict, seconds))
+        reason = next((str(v[0]) for key, v in reasons.items() if key.endswith("/reason")), f"reward {reward}")
+        outcome: Outcome = "failed" if reward is None else "right" if reward == 1 else "wrong"
+        report.items.append(Item(line, row, text, expected, Verdict(outcome, reason), seconds))
     return report
 
 
-def _first(row: dict[str, Any], names: Sequence[str], number: int) -> Any:
+def _line(row: dict[str, Any], number: int) -> int:
+    return row.line if isinstance(row, Row) else number
+
+
+def _expected(row: dict[str, Any], line: int) -> bool | None:
+    name = next((name for name in EXPECTED if name in row), None)
+    value = None if name is None else row[name]
+    if value is None or (isinstance(value, str) and value in _OPEN):
+        return None
+    if isinstance(value, bool | int | float) and value in (0, 1):
+        return bool(value)
+    raise ValueError(
+        f"line {line}: {name} is {value!r}, which is no verdict; write true or false (or 1 or 0), and null where nobody "
+        "knows"
+    )
+
+
+def _first(row: dict[str, Any], names: Sequence[str], line: int) -> Any:
     for name in names:
         if name in row:
             return row[name]
-    raise ValueError(f"row {number} has none of the fields {', '.join(names)}")
+    raise ValueError(f"line {line} has none of the fields {', '.join(names)}; rename the one that is meant")

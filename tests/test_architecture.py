@@ -21,8 +21,8 @@ TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 # A floor imports only floors below it, and packages on one floor do not import one another.
 FLOORS = [
     {"types", "assets", "secrets"},
-    {"functional"},
-    {"models", "data", "verifiers", "cards", "persistence"},
+    {"functional", "data"},  # a reward role reads texts: models stand above data
+    {"models", "verifiers", "cards", "persistence"},
     {"rollout"},
     {"trainers", "feedback", "search"},
     {"callbacks", "report", "selfcheck"},
@@ -244,7 +244,7 @@ def test_every_field_is_read():
     ]
     assert not unread, unread
     ignored = {field for _, field, text in config_fields() if text.startswith("No effect")}
-    assert ignored == {"cache_implementation", "pad_to_multiple_of"}
+    assert ignored == {"cache_implementation", "dataset_num_proc", "pad_to_multiple_of"}
 
 
 def _reads(node: ast.AST) -> bool:

@@ -18,8 +18,8 @@ from hf_rlx import GRPOConfig, GRPOTrainer
 from hf_rlx.trainers.grpo import PRESETS
 
 NAMES = """
-    Completion DIFFERS_FROM_TRL GRPOConfig GRPOTrainer Generator Group RewardError RewardScorer Rollout SamplingParams
-    SharedModel TokenScores __version__ four_bit_config load_causal_lm load_tokenizer
+    Completion DIFFERS_FROM_TRL GRPOConfig GRPOTrainer Generator Group PPOConfig PPOTrainer RewardError RewardScorer
+    Rollout SamplingParams SharedModel TokenScores __version__ four_bit_config load_causal_lm load_tokenizer
 """
 FUNCTIONS = """
     AdaptiveKLController Aggregation CalibrationError CombinedRewards Correlation FixedKLController GaeOutput
@@ -42,7 +42,7 @@ FUNCTIONS = """
 OUR_FIELDS = """
     advantage_eps dynamic_sampling dynamic_sampling_rounds eval_temperature isolate_rewards keep_zero_variance
     kl_estimator kl_horizon kl_in_reward kl_target max_reward_failures max_rollout_rows max_skipped_steps
-    max_tokens_per_forward max_unscored_rollouts on_reward_error packing reward_timeout scale_ddof
+    max_tokens_per_forward max_unscored_rollouts on_reward_error packing reward_concurrency reward_timeout scale_ddof
     soft_overlong_cache special_tokens_in_messages stop_strings
 """
 ARGUMENTS = """

@@ -193,7 +193,7 @@ def run_ours(args: argparse.Namespace, folder: str) -> dict[str, Any]:
     trainer = GRPOTrainer(
         load_causal_lm(args.model, dtype=getattr(torch, args.dtype)),
         reward,
-        GRPOConfig(**settings(args, folder)),
+        GRPOConfig(**settings(args, folder), reward_concurrency=args.reward_concurrency),
         train_dataset=dataset(args),
         processing_class=load_tokenizer(args.model),
         peft_config=lora(),
@@ -280,7 +280,7 @@ def measure(side: str, args: argparse.Namespace, **changes: Any) -> dict[str, An
     with tempfile.TemporaryDirectory() as folder:
         options["result"] = str(Path(folder) / "result.json")
         names = ["worker", "result", "model", "dtype", "steps", "prompts", "completions", "cap", "shots", "signal"]
-        names += ["threads", "scorer_seconds"]
+        names += ["threads", "scorer_seconds", "reward_concurrency"]
         command = [sys.executable, __file__]
         command += [f"--{name.replace('_', '-')}={options[name]}" for name in names]
         command += ["--checkpointing"] * options["checkpointing"] + ["--scorer-async"] * options["scorer_async"]
@@ -444,12 +444,13 @@ def vocabulary_worker(args: argparse.Namespace) -> None:
 
 
 def scorer(args: argparse.Namespace) -> None:
-    """What a scorer of 0.2 s a completion costs the step: as requests that wait side by side, and one by one."""
+    """What a scorer of 0.2 s a completion costs the step: as requests that wait side by side, as a plain function that
+    is called for four prompts at once, and for one at a time."""
     print(header())
     free = measure("ours", args)
     print(line("free scorer", free), flush=True)
-    for name, concurrent in (("async, 0.2 s each", True), ("one by one, 0.2 s", False)):
-        slow = measure("ours", args, scorer_seconds=0.2, scorer_async=concurrent)
+    for name, concurrent, prompts in (("async", True, 1), ("four prompts at once", False, 4), ("one", False, 1)):
+        slow = measure("ours", args, scorer_seconds=0.2, scorer_async=concurrent, reward_concurrency=prompts)
         print(line(name, slow))
         print(f"{'':22}{slow['step'] / free['step'] - 1:+.1%} on the step", flush=True)
 
@@ -485,6 +486,7 @@ def main() -> None:
     parser.add_argument("--signal", default="all", help=argparse.SUPPRESS)
     parser.add_argument("--scorer-async", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--scorer-seconds", type=float, default=0.0, help=argparse.SUPPRESS)
+    parser.add_argument("--reward-concurrency", type=int, default=1, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         worker(args)

@@ -290,11 +290,11 @@ class RunningMoments:
         self._low, self._high = float(state["low"]), float(state["high"])
 
 
-def wilson_interval(k: int, n: int, z: float = 1.959963984540054) -> Interval:
+def wilson_interval(k: float, n: int, z: float = 1.959963984540054) -> Interval:
     """Wilson score interval of a proportion: (p̂ + z²/2n ± z √(p̂(1-p̂)/n + z²/4n²)) / (1 + z²/n).
 
     Args:
-        k: successes, 0 ≤ k ≤ n.
+        k: successes, 0 ≤ k ≤ n; a tie may count 1/2.
         n: trials.
         z: standard normal quantile, default 95 % two-sided.
 

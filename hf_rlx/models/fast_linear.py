@@ -213,7 +213,7 @@ def packed_for_sampling(model: nn.Module, rows: int) -> Iterator[None]:
     seen: set[int] = set()  # layers that have their forward, and the parts of LoRA layers
     try:
         for parent in model.modules() if available() else ():
-            candidates: list[list[Any]] = [[getattr(parent, name, None) for name in names] for names in _SIBLINGS]
+            candidates: list[list[Any]] = [[parent._modules.get(name) for name in names] for names in _SIBLINGS]
             for layers in [*candidates, [parent]]:
                 if any(id(layer) in seen or layer is None for layer in layers):
                     continue

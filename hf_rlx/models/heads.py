@@ -19,6 +19,7 @@ class ScalarHead(nn.Module):
 
     def __init__(self, hidden_size: int, zero_init: bool = True) -> None:
         super().__init__()
+        self.detached = False  # True: no gradient reaches the hidden states, only the head trains
         self.linear = nn.Linear(hidden_size, 1)
         nn.init.zeros_(self.linear.bias)
         if zero_init:
@@ -28,5 +29,7 @@ class ScalarHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(..., H) -> (...), float32, in reward units."""
+        if self.detached:
+            hidden = hidden.detach()
         with torch.autocast(hidden.device.type, enabled=False):
             return self.linear(hidden.float()).squeeze(-1)

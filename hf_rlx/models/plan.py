@@ -12,6 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_rlx.models.attention import TREE_ATTENTION
+from hf_rlx.models.classifier import is_classifier, probe
+from hf_rlx.models.classifier import obstacle as classifier_obstacle
 from hf_rlx.models.fast_linear import use_fast_lora
 from hf_rlx.models.forward import score_batch, score_from_logits
 from hf_rlx.models.packing import Batch, pack_groups, pad_groups
@@ -51,6 +53,8 @@ def not_a_decoder(model: Any) -> str | None:
         return f"the model must be a transformers causal language model, got {type(model).__name__}"
     if model.config.is_encoder_decoder:
         return f"{type(model).__name__} is an encoder-decoder model; hf_rlx trains decoder-only models"
+    if is_classifier(model):
+        return classifier_obstacle(model)
     if model.get_output_embeddings() is None:
         return f"{type(model).__name__} has no vocabulary head; load it with AutoModelForCausalLM"
     return None
@@ -92,14 +96,14 @@ def verify_plan(
     the same when its sibling's tokens change). Recurrent and convolution layers fail the second even where
     the first looks like noise. Falls back to the next slower plan and says so in one log line.
     """
-    probe = _probe(groups)
+    groups = _probe(groups)
     candidate = plan
     # Without autocast float32 weights compute in float32, where a small tolerance means something.
     with torch.autocast(device.type, enabled=False):
-        reference = score_from_logits(model, pad_groups(probe, device), 1.0, False, False).per_token_logps
-        _check_causal(model, probe, reference, device)
+        reference = _plainly(model, pad_groups(groups, device))
+        _check_causal(model, groups, reference, device)
         while candidate.packed or candidate.chunked:
-            problem = _disagreement(model, probe, candidate, reference, device)
+            problem = _disagreement(model, groups, candidate, reference, device)
             if problem is None:
                 break
             candidate = ForwardPlan(False, candidate.chunked if candidate.packed else False, problem)
@@ -110,14 +114,21 @@ def verify_plan(
     return replace(candidate, verified=True)
 
 
-def _check_causal(model: PreTrainedModel, probe: list[Group], reference: Tensor, device: torch.device) -> None:
+def _plainly(model: PreTrainedModel, batch: Batch) -> Tensor:
+    """(B, R) what the model's own padded forward says of response tokens: log-probs, or of a classifier its probe."""
+    if is_classifier(model):
+        return probe(model, batch)
+    return score_from_logits(model, batch, 1.0, False, False).per_token_logps
+
+
+def _check_causal(model: PreTrainedModel, groups: list[Group], reference: Tensor, device: torch.device) -> None:
     """Refuse a model whose log-prob of a token depends on later tokens (BERT with `is_decoder=False`)."""
-    responses = [ids for group in probe for ids in group.response_ids]
+    responses = [ids for group in groups for ids in group.response_ids]
     row = max(range(len(responses)), key=lambda i: responses[i].numel())
-    batch = pad_groups(probe, device)
+    batch = pad_groups(groups, device)
     last = batch.last_index[row]
     batch.input_ids.view(-1)[last] = (batch.input_ids.view(-1)[last] + 1) % model.config.get_text_config().vocab_size
-    scores = score_from_logits(model, batch, 1.0, False, False).per_token_logps
+    scores = _plainly(model, batch)
     gaps = (scores - reference)[row, : responses[row].numel() - 1].abs()
     dtype = _compute_dtype(model)
     if gaps.numel() and _size(gaps, dtype) > _TOLERANCE[dtype]:
@@ -129,7 +140,7 @@ def _check_causal(model: PreTrainedModel, probe: list[Group], reference: Tensor,
 
 def _probe(groups: Sequence[Group]) -> list[Group]:
     """Up to two groups of two non-empty short responses each, cut from the first micro-batch."""
-    probe = []
+    probes = []
     for group in groups[:2]:
         responses = [ids[:_PROBE_RESPONSE] for ids in group.response_ids if ids.numel()][:2]
         prompt = group.prompt_ids[-_PROBE_PROMPT:]
@@ -137,19 +148,21 @@ def _probe(groups: Sequence[Group]) -> list[Group]:
             responses = [prompt[:1]]
         if len(responses) == 1:
             responses.append(torch.cat([responses[0], responses[0][:1]]))
-        probe.append(Group(prompt, tuple(responses)))
-    return probe
+        probes.append(Group(prompt, tuple(responses)))
+    return probes
 
 
 def _disagreement(
-    model: PreTrainedModel, probe: list[Group], plan: ForwardPlan, reference: Tensor, device: torch.device
+    model: PreTrainedModel, groups: list[Group], plan: ForwardPlan, reference: Tensor, device: torch.device
 ) -> str | None:
     """Why `plan` cannot be used on this model, or None."""
 
     def run(batch: Batch) -> Tensor:
+        if is_classifier(model):
+            return probe(model, batch)
         return score_batch(model, batch, chunked=plan.chunked).per_token_logps
 
-    batch = plan.batch(probe, device)
+    batch = plan.batch(groups, device)
     try:
         ours = run(batch)
     except torch.OutOfMemoryError:
@@ -166,7 +179,7 @@ def _disagreement(
     unseen = _windows(model.config.get_text_config()) - batch.layout.windows
     if unseen:  # the probe may be shorter than the window, so that the log-probs above agree all the same
         return f"its sliding window of {unseen.pop()} tokens does not reach the attention function"
-    first, *others = probe
+    first, *others = groups
     other_tokens = (first.response_ids[0] + 1) % model.config.get_text_config().vocab_size
     changed = Group(first.prompt_ids, (other_tokens, first.response_ids[1]))
     leak = (run(plan.batch([changed, *others], device))[1] - ours[1]).abs().max().item()
@@ -180,6 +193,14 @@ def _size(gaps: Tensor, dtype: torch.dtype) -> float:
     """How far two forwards differ: at most, or for most tokens where a half-precision logit of 40 is a multiple of
     0.25 and a single token may differ by one rounding."""
     return (gaps.max() if dtype in (torch.float32, torch.float64) else gaps.median()).item()
+
+
+def difference(model: PreTrainedModel, ours: Tensor, reference: Tensor) -> str | None:
+    """How far log-probs (nats, any shape) of two ways to run a model are apart, where that is more than the rounding
+    of the type that it computes in; else None."""
+    dtype = _compute_dtype(model)
+    gap = _size((ours - reference).abs(), dtype)
+    return None if gap <= _TOLERANCE[dtype] else f"log-probs differ by {gap:.1e}"
 
 
 def _compute_dtype(model: PreTrainedModel) -> torch.dtype:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 POLICY, REFERENCE, CRITIC, REWARD, STEP_REWARD = "policy", "reference", "critic", "reward", "step_reward"
@@ -11,11 +14,13 @@ POLICY, REFERENCE, CRITIC, REWARD, STEP_REWARD = "policy", "reference", "critic"
 
 @dataclass
 class Role:
-    """How a role runs: `adapter` to activate (None: adapters off), the name of its `head`, whether it trains."""
+    """How a role runs: `adapter` to activate (None: adapters off), the name of its `head`, whether it trains; and
+    `facts` that are saved with it, as plain JSON values (how a reward's scores are to be read)."""
 
     adapter: str | None
     head: str | None = None
     trainable: bool = True
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -33,3 +38,17 @@ class Flags:
 def belongs(parameter: str, adapter: str) -> bool:
     """Whether a parameter, by its dotted name, is a part of the adapter called `adapter`."""
     return adapter in parameter.split(".") and not parameter.startswith("heads.")
+
+
+def runs(shared: Any, adapter: str | None) -> bool:
+    """Whether every layer of a shared model runs this one adapter (None: no adapter) already: PEFT, which looks at the
+    whole model several times, need not be asked."""
+    for module in shared.modules():
+        if isinstance(module, AuxiliaryTrainingWrapper):  # has a state of its own
+            return False
+        if isinstance(module, BaseTunerLayer):
+            if module.disable_adapters != (adapter is None):
+                return False
+            if adapter is not None and list(module.active_adapters) != [adapter]:
+                return False
+    return adapter is None or list(shared.model.active_adapters) == [adapter]

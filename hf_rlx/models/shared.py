@@ -5,7 +5,7 @@
 | policy | LoRA adapter (or all weights, without PEFT) |
 | reference | adapters off, a frozen copy of the adapter, or of the model: see `models/reference.py` |
 | critic | a scalar head on the policy's own hidden states, or an adapter of its own |
-| reward, step_reward | an adapter and a scalar head |
+| reward, step_reward | an adapter and a scalar head; or a whole sequence classifier, see `models/classifier.py` |
 
 This file alone switches adapters and touches `requires_grad`. `as_role` restores every flag, also when an
 exception passes. A role that trains runs forward *and* backward inside its own `as_role`: PEFT drops or
@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +28,22 @@ from peft.utils import set_peft_model_state_dict
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_rlx.models import reference, storage
-from hf_rlx.models.forward import hidden_states, score_batch
+from hf_rlx.models import classifier, reference, reward_role, storage
+from hf_rlx.models.forward import score_batch
 from hf_rlx.models.heads import ScalarHead
-from hf_rlx.models.loading import keep_trainable_layout, load_causal_lm
-from hf_rlx.models.packing import split_by_tokens
+from hf_rlx.models.loading import keep_trainable_layout
+from hf_rlx.models.modules import WalkedModule, restore_training
 from hf_rlx.models.plan import initial_plan, not_a_decoder, verify_plan
-from hf_rlx.models.roles import CRITIC, POLICY, Flags, Role, belongs
+from hf_rlx.models.roles import CRITIC, POLICY, REWARD, Flags, Role, belongs, runs
 from hf_rlx.types import Group, TokenScores
 
 
-class SharedModel(nn.Module):
+class SharedModel(WalkedModule):
     """One causal language model that plays policy, reference, critic and reward model.
 
     Args:
-        model: a `PreTrainedModel` (all weights train), or a `PeftModel` whose active adapter is the policy.
+        model: a `PreTrainedModel` (all weights train), or a `PeftModel` whose active adapter is the policy. A sequence
+            classifier with one label plays the reward model only.
         packing: run packed prefix-tree rows where the family allows it (decided on the first forward).
 
     Raises:
@@ -63,14 +64,16 @@ class SharedModel(nn.Module):
         adapter = None
         if isinstance(model, PeftModel):
             if model.active_peft_config.is_prompt_learning:
-                raise ValueError(
-                    "prompt-learning adapters change the prompt itself; use LoRA or another weight adapter"
-                )
+                raise ValueError("prompt-learning adapters change the prompt itself; use LoRA or another kind")
             adapter = self._single_adapter()
         self.heads = nn.ModuleDict()
         self.roles: dict[str, Role] = {POLICY: Role(adapter)}
+        if classifier.is_classifier(base):
+            self.roles[REWARD] = Role(adapter, classifier.SCORE)
         self.frozen_copies: dict[str, PreTrainedModel] = {}  # whole models of roles; not parameters of this module
         self._current = POLICY
+        self._at_rest: tuple[str, ...] = (POLICY,)
+        self.tokenizer: Any = None  # that a trainer trained it with
         self.policy_parameters = {name for name, p in self.named_parameters() if p.requires_grad}
         self.plan = initial_plan(base, packing)
 
@@ -96,16 +99,9 @@ class SharedModel(nn.Module):
             is_trainable: whether a loaded adapter trains on.
             kwargs: for the base's `from_pretrained`.
         """
-        folder = Path(name_or_path)
-        if storage.has_adapter(folder):
-            if peft_config is not None:
-                raise ValueError(f"{folder} holds an adapter; drop peft_config to train on it, or merge it first")
-            policy = storage.load_policy(folder, base, is_trainable, quantization_config, kwargs)
-            shared = cls(policy, packing=packing)
-        else:
-            model = base if base is not None else load_causal_lm(name_or_path, quantization_config, **kwargs)
-            shared = cls.build(model, peft_config, packing=packing)
-        storage.load_roles(shared, folder, is_trainable)
+        model = storage.load_model(name_or_path, peft_config, base, is_trainable, quantization_config, kwargs)
+        shared = cls.build(model, peft_config, packing=packing)
+        storage.load_roles(shared, Path(name_or_path), is_trainable)
         return shared
 
     @classmethod
@@ -150,7 +146,7 @@ class SharedModel(nn.Module):
 
     @property
     def generation_config(self) -> Any:
-        """The base's generation configuration."""
+        """The base's generation configuration; absent for a classifier, which has none."""
         return self.causal_lm.generation_config
 
     @property
@@ -202,7 +198,8 @@ class SharedModel(nn.Module):
         want_entropy: bool = False,
         entropy_grad: bool = False,
         want_values: bool = False,
-    ) -> TokenScores:
+        score: str | None = None,
+    ) -> TokenScores | Tensor:
         """Log-probs (and entropies, critic values) of every response token, in the current role.
 
         Args:
@@ -210,10 +207,13 @@ class SharedModel(nn.Module):
             temperature: divides the logits, as the sampler did.
             want_entropy, entropy_grad: also entropies; differentiably.
             want_values: also the critic head's value before each token.
+            score: the role whose `score` is wanted instead, in one row.
 
         Returns:
-            `TokenScores`, (B, R), rows in group order.
+            `TokenScores`, (B, R), rows in group order; with `score` a (B,) tensor.
         """
+        if score is not None:
+            return self.score(groups, score, None)
         model = self._active
         self.verify(groups)
         batch = self.plan.batch(groups, self.device, self._pad_token_id)
@@ -228,24 +228,13 @@ class SharedModel(nn.Module):
         )
 
     def score(self, groups: Sequence[Group], role: str = "reward", max_tokens: int | None = 8192) -> Tensor:
-        """(B,) float32 score of every response, read at its last real token, EOS included.
+        """(B,) float32 score of every response, read at its last real token, EOS included: the one scoring function.
+        Differentiable inside `as_role(role)`; otherwise it switches to the role by itself, without gradient."""
+        return reward_role.score(self, groups, role, max_tokens)
 
-        The one scoring function: the reward trainer, PPO, GRPO and best-of-N all call it. Differentiable
-        inside `as_role(role)`; otherwise it switches to the role by itself and computes no gradient.
-        """
-        head = self._role(role).head
-        if head is None:
-            raise ValueError(f"role {role!r} has no head to score with; add it with add_role({role!r}, ...)")
-        if self._current != role:
-            with torch.no_grad(), self.as_role(role), self.rollout_mode():
-                return self.score(groups, role, max_tokens)
-        self.verify(groups)
-        scores = []
-        for row in split_by_tokens(groups, max_tokens):
-            batch = self.plan.batch(row, self.device, self._pad_token_id)
-            hidden = hidden_states(self._active, batch)
-            scores.append(self.heads[head](hidden.index_select(0, batch.last_index)))
-        return torch.cat(scores)
+    def reward_function(self, role: str = REWARD, tokenizer: Any = None, **options: Any) -> reward_role.RoleReward:
+        """What `reward_funcs` of GRPO and PPO take: this model's own reward role, see `RoleReward`."""
+        return reward_role.RoleReward(self, role, tokenizer, **options)
 
     @property
     def _pad_token_id(self) -> int:
@@ -275,6 +264,21 @@ class SharedModel(nn.Module):
         finally:
             self._restore(flags)
 
+    @contextmanager
+    def trains(self, *names: str) -> Iterator[None]:
+        """Outside of every `as_role` the parameters of these roles require a gradient, which is what optimizers and
+        DDP look for when they are built. No adapter is switched; put back after the block."""
+        flags, before = self._snapshot(), self._at_rest
+        try:
+            self._at_rest = names
+            for name, parameter in self.named_parameters():
+                if parameter.is_floating_point():
+                    parameter.requires_grad_(any(self._trains(name, role) for role in names))
+            yield
+        finally:
+            self._at_rest = before
+            self._restore(flags)
+
     def add_role(
         self,
         name: str,
@@ -282,46 +286,43 @@ class SharedModel(nn.Module):
         *,
         head: bool = True,
         zero_init: bool | None = None,
+        state: dict[str, Tensor] | None = None,
     ) -> None:
         """Add a role: an adapter of its own when a `peft_config` is given, else the policy's; and a scalar head.
-
-        `zero_init` of the head defaults to True for the critic only.
-        """
+        `zero_init` of the head defaults to True for the critic only; `state`: what the adapter starts with."""
         if name in self.roles:
             raise ValueError(f"role {name!r} exists already")
         adapter = self.roles[POLICY].adapter
         if peft_config is not None:
             adapter = name
-            self.add_adapter(name, peft_config)
+            self.add_adapter(name, peft_config, state)
         if head:
             zero = name == CRITIC if zero_init is None else zero_init
-            self.heads[name] = ScalarHead(self.config.get_text_config().hidden_size, zero).to(self.device)
+            made = ScalarHead(self.config.get_text_config().hidden_size, zero).to(self.device)
+            self.heads[name] = made.requires_grad_(name == CRITIC)  # the critic's alone trains in the policy's forward
         self.roles[name] = Role(adapter, name if head else None)
 
     def prepare_reference(self) -> str:
-        """Make the role `reference` from the policy as it is now; call it before the optimizer is built. Returns how:
-        `"adapters_off"`, `"adapter_copy"` or `"model_copy"`; see `models/reference.py`."""
+        """Make the role `reference` from the policy as it is now; call it before the optimizer is built. Returns its
+        kind, see `models/reference.py`."""
         return reference.prepare(self)
 
     def sync_reference(self, alpha: float) -> None:
         """reference <- alpha * policy + (1 - alpha) * reference (TRL's `sync_ref_model`, adapters too)."""
         reference.sync(self, alpha)
 
-    def trainable_parameters(self, role: str = POLICY) -> list[tuple[str, nn.Parameter]]:
-        """Names and parameters that `role` trains."""
-        return [(n, p) for n, p in self.named_parameters() if self._trains(n, role)]
+    def trainable_parameters(self, role: str | None = None) -> list[tuple[str, nn.Parameter]]:
+        """Names and parameters that `role` trains; None: those of the roles that `trains` says, else the policy's."""
+        roles = self._at_rest if role is None else (role,)
+        return [(n, p) for n, p in self.named_parameters() if any(self._trains(n, name) for name in roles)]
 
     def save_pretrained(self, folder: str | Path, **kwargs: Any) -> None:
-        """Policy at the root (plain `AutoPeftModelForCausalLM` or `AutoModelForCausalLM` loads it), every other
-        trained role in a sub-folder with its adapter, its head and a small JSON."""
+        """Policy at the root (`AutoPeftModelForCausalLM` or `AutoModelForCausalLM` loads it), every other trained
+        role in a sub-folder with its adapter, its head and a small JSON."""
         storage.save(self, Path(folder), **kwargs)
 
     def load_adapter_weights(self, role: str, folder: Path) -> None:
-        """Put the adapter weights saved in `folder` into `role`'s adapter.
-
-        Raises:
-            ValueError: the file has weights that the adapter lacks, or the other way round; PEFT would say nothing.
-        """
+        """Put the adapter weights saved in `folder` into `role`'s adapter; see `storage.load_adapter`."""
         storage.load_adapter(self.model, str(self._role(role).adapter), folder, str(self.device))
 
     # Internals.
@@ -337,7 +338,7 @@ class SharedModel(nn.Module):
             return False
         if state.head is not None and parameter.startswith(f"heads.{state.head}."):
             return True
-        if role == POLICY:
+        if role == POLICY or state.head == classifier.SCORE:
             return parameter in self.policy_parameters
         return state.adapter not in (None, self.roles[POLICY].adapter) and belongs(parameter, str(state.adapter))
 
@@ -345,7 +346,7 @@ class SharedModel(nn.Module):
         peft = isinstance(self.model, PeftModel)
         return Flags(
             [(p, p.requires_grad) for p in self.parameters()],
-            [(m, m.training) for m in self.modules()],
+            self.training_flags(),
             list(self.model.active_adapters) if peft else [],
             self.model.active_adapter if peft else "",
             peft and self._adapters_off(),
@@ -354,7 +355,7 @@ class SharedModel(nn.Module):
 
     def _switch(self, name: str, role: Role) -> None:
         self._current = name
-        if isinstance(self.model, PeftModel) and name not in self.frozen_copies:
+        if isinstance(self.model, PeftModel) and name not in self.frozen_copies and not runs(self, role.adapter):
             tuner: Any = self.model.base_model
             if role.adapter is None:
                 tuner.disable_adapter_layers()
@@ -369,7 +370,8 @@ class SharedModel(nn.Module):
 
     def _restore(self, flags: Flags) -> None:
         self._current = flags.role
-        if isinstance(self.model, PeftModel):
+        wanted = None if flags.adapters_off else flags.active_adapter
+        if isinstance(self.model, PeftModel) and not (flags.adapters == [wanted] and runs(self, wanted)):
             tuner: Any = self.model.base_model
             tuner.set_adapter(flags.adapters)
             self.model.active_adapter = flags.active_adapter
@@ -379,20 +381,12 @@ class SharedModel(nn.Module):
                 tuner.enable_adapter_layers()
         for parameter, requires_grad in flags.requires_grad:
             parameter.requires_grad_(requires_grad)
-        for module, training in flags.training:
-            module.training = training
+        restore_training(flags.training)
 
-    @contextmanager
-    def rollout_mode(self) -> Iterator[None]:
-        """Evaluation mode in the current role, for sampling and probes; training flags come back, also on an
-        exception. Checkpointing is off in evaluation mode, so the key-value cache stays on (trl#3683)."""
-        training = [(m, m.training) for m in self.modules()]
-        try:
-            self.eval()
-            yield
-        finally:
-            for module, flag in training:
-                module.training = flag
+    def rollout_mode(self) -> AbstractContextManager[None]:
+        """Evaluation mode in the current role, for sampling and probes; training flags come back in any case.
+        Checkpointing is off in evaluation mode, so the key-value cache stays on (trl#3683)."""
+        return self.evaluation()
 
     def _adapters_off(self) -> bool:
         return any(m.disable_adapters for m in self.model.modules() if isinstance(m, BaseTunerLayer))
@@ -404,8 +398,8 @@ class SharedModel(nn.Module):
         return active[0]
 
     def add_adapter(self, name: str, config: PeftConfig, state: dict[str, Tensor] | None = None) -> None:
-        """Add a frozen adapter, with the weights of `state` where given, without letting PEFT flip any other
-        one's flags (peft#2759). Roles are usually added with `add_role`."""
+        """Add a frozen adapter, with the weights of `state` where given, and let PEFT flip no other one's flags
+        (peft#2759). Roles are usually added with `add_role`."""
         if not isinstance(self.model, PeftModel):
             raise ValueError(
                 f"role {name!r} asks for an adapter, but all weights of this model train; give a peft_config"

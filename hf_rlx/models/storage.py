@@ -2,7 +2,8 @@
 
 adapter_config.json, adapter_model.safetensors     the policy (or config.json, model.safetensors)
 reward/adapter_config.json, ...                    any further role's adapter
-reward/head.safetensors, reward/role.json          its head, and how it is wired
+reward/head.safetensors, reward/role.json          its head, how it is wired, how its scores are read
+role.json                                          how a stand-alone classifier's scores are read
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_rlx.models.classifier import SCORE, load_classifier, names_classifier
 from hf_rlx.models.loading import load_causal_lm
 from hf_rlx.models.roles import belongs
 from hf_rlx.models.sharding import tied
@@ -60,6 +62,9 @@ def save(shared: SharedModel, folder: Path, state_dict: Mapping[str, Tensor] | N
         for name, role in shared.roles.items():
             if name in _UNSAVED:
                 continue
+            if role.head == SCORE:  # a classifier: the root has its weights
+                (staging / ROLE_FILE).write_text(json.dumps({"facts": role.facts}, indent=2) + "\n", encoding="utf-8")
+                continue
             target = staging / name
             target.mkdir()
             own = role.adapter not in (None, policy)
@@ -71,7 +76,7 @@ def save(shared: SharedModel, folder: Path, state_dict: Mapping[str, Tensor] | N
                     head = {k: state[f"heads.{role.head}.{k}"] for k in head}
                 head = {k: v.detach().cpu().contiguous() for k, v in head.items()}
                 save_file(head, target / HEAD_FILE, metadata={"format": "pt"})
-            description = {"own_adapter": own, "head": role.head is not None}
+            description = {"own_adapter": own, "head": role.head is not None, "facts": role.facts}
             (target / ROLE_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
         _drop_stale(folder, shared)
         _move_into(staging, folder)
@@ -85,7 +90,9 @@ def _drop_stale(folder: Path, shared: SharedModel) -> None:
     if shared.roles["policy"].adapter is None:
         for name in (ADAPTER_FILE, "adapter_model.safetensors"):
             (folder / name).unlink(missing_ok=True)
-    for description in folder.glob(f"*/{ROLE_FILE}"):
+    if all(role.head != SCORE for role in shared.roles.values()):
+        (folder / ROLE_FILE).unlink(missing_ok=True)
+    for description in folder.glob(f"[!.]*/{ROLE_FILE}"):  # not what is staged
         if description.parent.name not in shared.roles:
             shutil.rmtree(description.parent)
 
@@ -113,20 +120,35 @@ def _move_into(source: Path, target: Path) -> None:
             os.replace(item, destination)
 
 
-def load_policy(
-    folder: Path,
+def load_model(
+    name_or_path: str | Path,
+    peft_config: PeftConfig | None,
     base: PreTrainedModel | None,
     is_trainable: bool,
     quantization_config: Any,
     kwargs: dict[str, Any],
-) -> PeftModel:
-    """The base and, on it, the adapter at the folder's root, named `policy`."""
+) -> PreTrainedModel | PeftModel:
+    """The policy's model: a base with the adapter at the folder's root, named `policy`, or a base alone; see
+    `SharedModel.from_pretrained`. A checkpoint of a sequence classifier gives one."""
+    folder = Path(name_or_path)
+    if not has_adapter(folder):
+        if base is not None:
+            return base
+        classifier = names_classifier(name_or_path, bool(kwargs.get("trust_remote_code", False)))
+        return (load_classifier if classifier else load_causal_lm)(name_or_path, quantization_config, **kwargs)
+    if peft_config is not None:
+        raise ValueError(f"{folder} holds an adapter; drop peft_config to train on it, or merge it first")
     if base is None:
-        name = PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
+        config = PeftConfig.from_pretrained(str(folder))
+        name = config.base_model_name_or_path
         if not name:
             raise ValueError(f"{folder / ADAPTER_FILE} names no base model (it was made in memory); pass base=...")
-        base = load_causal_lm(name, quantization_config, **kwargs)
-    return PeftModel.from_pretrained(base, str(folder), adapter_name="policy", is_trainable=is_trainable)
+        classifier = str(getattr(config.task_type, "value", config.task_type)) == "SEQ_CLS"
+        base = (load_classifier if classifier else load_causal_lm)(name, quantization_config, **kwargs)
+    with warnings.catch_warnings():
+        # PEFT asks transformers whether checkpointing is on by the old name.
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        return PeftModel.from_pretrained(base, str(folder), adapter_name="policy", is_trainable=is_trainable)
 
 
 def load_adapter(model: PeftModel, adapter: str, folder: Path, device: str) -> None:
@@ -158,12 +180,14 @@ def load_adapter(model: PeftModel, adapter: str, folder: Path, device: str) -> N
 
 def load_roles(shared: SharedModel, folder: Path, is_trainable: bool = True) -> None:
     """Add every role that the folder's sub-folders describe, with its weights."""
+    _load_facts(shared, folder)
     for description in sorted(folder.glob(f"*/{ROLE_FILE}")):
         name = description.parent.name
         facts = json.loads(description.read_text(encoding="utf-8"))
         config = PeftConfig.from_pretrained(str(description.parent)) if facts["own_adapter"] else None
         shared.add_role(name, config, head=facts["head"])
         shared.roles[name].trainable = is_trainable
+        shared.roles[name].facts = facts.get("facts", {})
         if config is not None:
             shared.load_adapter_weights(name, description.parent)
         if facts["head"]:
@@ -191,10 +215,21 @@ def load_into(shared: SharedModel, folder: Path) -> None:
             raise FileNotFoundError(f"{folder} holds no model (config.json)")
         source = type(shared.causal_lm).from_pretrained(folder, dtype=shared.dtype)
         shared.causal_lm.load_state_dict(source.state_dict())
+    _load_facts(shared, folder)
     for name, role in shared.roles.items():
         if name in _UNSAVED or not (folder / name / ROLE_FILE).is_file():
             continue
+        role.facts = json.loads((folder / name / ROLE_FILE).read_text(encoding="utf-8")).get("facts", {})
         if role.adapter not in (None, policy):
             shared.load_adapter_weights(name, folder / name)
         if role.head is not None:
             shared.heads[role.head].load_state_dict(load_file(folder / name / HEAD_FILE))
+
+
+def _load_facts(shared: SharedModel, folder: Path) -> None:
+    """What `save` noted about a stand-alone classifier's scores."""
+    if (folder / ROLE_FILE).is_file():
+        facts = json.loads((folder / ROLE_FILE).read_text(encoding="utf-8"))["facts"]
+        for role in shared.roles.values():
+            if role.head == SCORE:
+                role.facts = facts

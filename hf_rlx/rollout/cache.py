@@ -38,6 +38,12 @@ class GrowingLayer(DynamicLayer):
         self.values = self._value_buffer[:, :, : used + added]
         return self.keys, self.values
 
+    def shorten(self, length: int) -> None:
+        """Forget all tokens from position `length` on."""
+        keys: Any = self.keys
+        values: Any = self.values
+        self.keys, self.values = keys[:, :, :length], values[:, :, :length]
+
     def reorder_cache(self, beam_idx: Any) -> None:
         """Keep the rows at these indices, in this order; an index may come several times."""
         if self._key_buffer is None or self._value_buffer is None:

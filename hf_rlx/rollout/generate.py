@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -13,16 +14,23 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_rlx.models.fast_linear import packed_for_sampling
+from hf_rlx.models.plan import difference
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.rollout.cache import as_index, new_cache, takes_rows
+from hf_rlx.rollout.lean import lean_step
 from hf_rlx.rollout.sampling import SamplingParams, sample_step, uniforms
 from hf_rlx.types import Completion
+
+logger = logging.getLogger(__name__)
 
 OnGroup = Callable[[int, list[Completion]], None]
 OnStep = Callable[[int], None]
 
 # Compacting copies the cache, so rows leave in batches: when at least an eighth of them is done.
 _COMPACT_SHARE = 0.125
+
+# Products with one to three rows are slower than with four (measured on a CPU), so that many stay in the batch.
+_MIN_ROWS = 4
 
 # Decoding steps from which on packing the weights first is faster.
 _PACKED_FROM = 8
@@ -75,6 +83,7 @@ class Generator:
         self.max_rows = max_rows
         self.eos = eos_token_ids(model, tokenizer, extra_eos)
         self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        self.lean: bool | None = None  # whether `LeanStep` computes what this model does; None: not tried yet
 
     @torch.no_grad()
     def generate(
@@ -168,6 +177,8 @@ class Generator:
             if len(finished) == len(rows):
                 return
             keep = [p for p, r in enumerate(active) if r not in finished]
+            idle = [p for p, r in enumerate(active) if r in finished]
+            keep = sorted(keep + idle[: max(0, _MIN_ROWS - len(keep))])
             if len(keep) <= len(active) * (1 - _COMPACT_SHARE) and state.can_drop_rows:
                 state.keep_rows(keep)
                 active = [active[p] for p in keep]
@@ -206,7 +217,7 @@ class _Decoding:
     def __init__(
         self, owner: Generator, prompts: list[list[int]], num_generations: int, params: SamplingParams
     ) -> None:
-        self.lm = owner.model.causal_lm
+        self.owner, self.lm = owner, owner.model.causal_lm
         device = owner.model.device
         longest = max(len(ids) for ids in prompts)
         ids = torch.full((len(prompts), longest), owner.pad, dtype=torch.long)
@@ -237,6 +248,12 @@ class _Decoding:
             logits, mask = logits.repeat_interleave(num_generations, 0), mask.repeat_interleave(num_generations, 0)
             ids, positions = ids.repeat_interleave(num_generations, 0), positions.repeat_interleave(num_generations, 0)
         self.logits, self.mask, self.position = logits, mask, positions[:, -1:]
+        self.lean = lean_step(self.lm, self.cache) if owner.lean is not False and self.attends else None
+        self.bias: Tensor | None = None  # what `LeanStep` adds to scores: -inf on padding
+        if self.lean is not None and not mask.all():
+            shape = (len(mask), 1, 1, longest + params.max_completion_length)
+            self.bias = torch.zeros(shape, dtype=self.lm.dtype, device=device)
+            self.bias[:, 0, 0, :longest].masked_fill_(~mask.bool(), -torch.inf)
         self.seen: Tensor | None = None
         if params.repetition_penalty != 1:
             self.seen = torch.zeros(logits.shape, dtype=torch.bool, device=device)
@@ -258,6 +275,7 @@ class _Decoding:
         self.cache.reorder_cache(index)
         self.mask, self.position = self.mask[index], self.position[index]
         self.logits = self.logits[index]
+        self.bias = None if self.bias is None else self.bias[index]
         self.seen = None if self.seen is None else self.seen[index]
 
     def advance(self, tokens: Tensor) -> None:
@@ -266,4 +284,34 @@ class _Decoding:
             self.seen.scatter_(1, tokens[:, None], True)
         self.mask = torch.cat([self.mask, self.mask.new_ones(len(tokens), 1)], dim=1)
         self.position = self.position + 1
-        self.logits = self._forward(tokens[:, None], self.mask if self.attends else None, self.position)
+        if self.lean is not None and self.owner.lean is None:
+            self.owner.lean = self._lean_agrees(tokens)
+        if self.lean is not None and self.owner.lean:
+            self.logits = self._lean_logits(tokens)
+        else:
+            self.logits = self._forward(tokens[:, None], self.mask if self.attends else None, self.position)
+
+    def _lean_logits(self, tokens: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias[..., : self.mask.shape[1]]
+        assert self.lean is not None
+        return self.lean(tokens, self.cache, bias, self.position)
+
+    def _shorten(self, length: int) -> None:
+        for layer in self.cache.layers:
+            layer.shorten(length)
+
+    def _lean_agrees(self, tokens: Tensor) -> bool:
+        """Whether this step's log-probs are the model's own; leaves the cache as it was."""
+        length = self.cache.get_seq_length()
+        reference = self._forward(tokens[:, None], self.mask, self.position).log_softmax(-1)
+        self._shorten(length)
+        try:
+            problem = difference(self.lm, self._lean_logits(tokens).log_softmax(-1), reference)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        self._shorten(length)
+        if problem is not None:
+            logger.info("decoding through %s's own forward: %s", type(self.lm).__name__, problem)
+        return problem is None

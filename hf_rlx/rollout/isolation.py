@@ -27,6 +27,7 @@ import enum
 import inspect
 import os
 import pickle
+import queue
 import reprlib
 import signal
 import subprocess
@@ -210,6 +211,34 @@ class Isolated:
         if code is None:
             return "it did not end"
         return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+
+
+class Crew:
+    """Several workers of one function, of which calls from several threads take a free one each.
+
+    Args:
+        members: at least one, with one time limit.
+    """
+
+    def __init__(self, members: list[Isolated]) -> None:
+        self.timeout = members[0].timeout
+        self._members = members
+        self._free: queue.SimpleQueue[Isolated] = queue.SimpleQueue()
+        for member in members:
+            self._free.put(member)
+
+    def call(self, args: list[Any], kwargs: dict[str, Any], seed: int | None = None) -> Reply:
+        """See `Isolated.call`; waits while all are busy."""
+        member = self._free.get()
+        try:
+            return member.call(args, kwargs, seed)
+        finally:
+            self._free.put(member)
+
+    def close(self) -> None:
+        """Close all."""
+        for member in self._members:
+            member.close()
 
 
 def plain_state(state: Any) -> Any:

@@ -1,7 +1,8 @@
 """In which thread or process reward functions run, how long they may take, and what becomes of their faults.
 
 * A sync function runs in a daemon thread of its own, one call at a time in submission order (so that a stateful one is
-  reproducible), side by side with the other functions; an isolated one in a worker process behind that thread.
+  reproducible), side by side with the other functions; an isolated one in a worker process behind that thread. With
+  a `concurrency` of n there are n of each, and the calls for n prompts run at once.
 * Async functions share one event loop, in which the calls of all requests run concurrently.
 * Models, and objects with `runs_on_main_thread = True`, run inside `gather` on all requests at once, because they
   compete with the policy for the device.
@@ -12,28 +13,24 @@ runaway regular expression) stops all threads, time limits included: that is wha
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import queue
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from hf_rlx.rollout.isolation import Isolated, text_of
+from hf_rlx.rollout.isolation import Crew, Isolated, text_of
+from hf_rlx.rollout.reward_loops import GRACE, Answer, Loop
 from hf_rlx.rollout.reward_models import RewardCall, RewardError, RewardFunction, RewardTimeoutError
 from hf_rlx.rollout.seeding import call_seed
 
 logger = logging.getLogger(__name__)
 
 _POLL = 0.1  # seconds between two looks at the event loop
-_GRACE = 1.0  # seconds past its limit after which a coroutine that was not cancelled shows that the loop is blocked
-_Answer = tuple[Any, BaseException | None]  # what a call returned, or what it raised
-_Run = Callable[[RewardCall], Awaitable[_Answer]]  # how to make a call: in which thread, with which time limit
+_Run = Callable[[RewardCall], Awaitable[Answer]]  # how to make a call: in which thread, with which time limit
 
 
 class Reader(Protocol):
@@ -154,59 +151,6 @@ class Job:
         self.metrics += call.metrics
 
 
-class Loop:
-    """An event loop in a daemon thread, for the async functions or for the sync ones with a thread each."""
-
-    def __init__(self, timeout: float | None, name: str) -> None:
-        self.timeout, self.name = timeout, name
-        self.loop = asyncio.new_event_loop()
-        self._turns: dict[str, asyncio.Lock] = {}  # first come first served, per sync function
-        self._inboxes: dict[str, queue.SimpleQueue] = {}  # of the threads of sync functions
-        self.thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self.thread.start()
-
-    def submit(self, job: Job) -> None:
-        """Score a job in the background."""
-        job.loop, job.future = self, asyncio.run_coroutine_threadsafe(self._score(job), self.loop)
-
-    def _work(self) -> None:
-        self.loop.run_forever()
-        tasks = asyncio.all_tasks(self.loop)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            self.loop.run_until_complete(asyncio.wait(tasks, timeout=_GRACE))
-        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-        self.loop.close()
-        for inbox in self._inboxes.values():
-            inbox.put(None)
-
-    async def _score(self, job: Job) -> None:
-        turn = self._turns.setdefault(job.func.name, asyncio.Lock())
-        async with turn if job.func.kind == "sync" else nullcontext():
-            if not job.dropped:
-                await job.score(self._call)
-
-    async def _call(self, call: RewardCall) -> _Answer:
-        name, is_sync, answer = call.func.name, call.func.kind == "sync", Future[_Answer]()
-        if is_sync:
-            if name not in self._inboxes:
-                inbox = self._inboxes[name] = queue.SimpleQueue()
-                threading.Thread(target=_make_calls, args=(inbox,), name=f"reward-{name}", daemon=True).start()
-            self._inboxes[name].put((call, answer))
-        future = asyncio.wrap_future(answer) if is_sync else asyncio.ensure_future(call.run_async())
-        limit = self.timeout if call.func.worker is None else None  # a worker is killed by its own limit
-        try:
-            done, _ = await asyncio.wait({future}, timeout=limit)
-        finally:
-            future.cancel()  # of no effect once it is done
-        if done:
-            return future.result()
-        if is_sync:  # the thread hangs: the next call gets a fresh one
-            self._inboxes.pop(name).put(None)
-        return None, call.func.too_late(self.timeout)
-
-
 class JobPool:
     """Runs reward functions on requests, in the background where they can.
 
@@ -220,6 +164,8 @@ class JobPool:
         max_failures: under "skip", the share of one gather's rows that a function may fail on; more raises. A single
             lost call (a group past its time limit, one row) never does, unless this is 0.
         isolate: run every sync function in a worker process (`Isolated`); others stay where they are, which is logged.
+        concurrency: calls of one sync function that may run at once. Above 1 it must bear that, and a stateful one
+            sees the prompts in any order.
         seed: run seed and process index. Every call of an isolated function gets its random numbers from it, the
             `global_step` of the state, the function's name, and the request's place since the last gather.
 
@@ -236,6 +182,7 @@ class JobPool:
         max_failures: float,
         isolate: bool,
         seed: tuple[int, int] | None = None,
+        concurrency: int = 1,
     ) -> None:
         self.loops: dict[str, Loop] = {}  # first of all, since `__del__` reads them
         self.functions: Sequence[RewardFunction] = ()
@@ -247,14 +194,16 @@ class JobPool:
             raise ValueError(f"timeout must be a positive number of seconds or None, got {timeout}")
         if not 0 <= max_failures <= 1:
             raise ValueError(f"max_failures is a share between 0 and 1, got {max_failures}")
+        if concurrency < 1:
+            raise ValueError(f"concurrency must be at least 1 call at a time, got {concurrency}")
         self.reader, self.timeout, self.on_error, self.max_failures = reader, timeout, on_error, max_failures
         self.seed = seed
         self._told: set[tuple[str, str]] = set()  # (function, kind of fault) already in the log
         if isolate:
-            _isolate(functions, timeout)
+            _isolate(functions, timeout, concurrency)
         self.functions = functions
         for kind in sorted({func.kind for func in functions} - {"main"}):
-            self.loops[kind] = Loop(timeout, f"reward-{kind}-loop")
+            self.loops[kind] = Loop(timeout, f"reward-{kind}-loop", concurrency)
 
     @property
     def pending(self) -> int:
@@ -317,7 +266,7 @@ class JobPool:
             _, loop = self.loops.popitem()
             loop.loop.call_soon_threadsafe(loop.loop.stop)
             if loop.thread is not threading.current_thread():
-                loop.thread.join(_GRACE)
+                loop.thread.join(GRACE)
 
     def __del__(self) -> None:
         if not sys.is_finalizing():  # the threads are daemons; asyncio is half gone by then
@@ -340,7 +289,7 @@ class JobPool:
 
     def _give_up_if_blocked(self, job: Job) -> None:
         """An async function that blocks (`time.sleep`, `requests`) keeps its loop from cancelling anything."""
-        overdue = time.monotonic() - job.started - _GRACE
+        overdue = time.monotonic() - job.started - GRACE
         if job.func.kind == "sync" or self.timeout is None or overdue < self.timeout:
             return
         if job.loop is self.loops["async"]:
@@ -350,7 +299,7 @@ class JobPool:
         with suppress(StopIteration):
             job.score(self._out_of_time).send(None)
 
-    async def _out_of_time(self, call: RewardCall) -> _Answer:
+    async def _out_of_time(self, call: RewardCall) -> Answer:
         hint = "an async function blocked the event loop, as time.sleep and requests do"
         return None, RewardTimeoutError(f"{call.func.too_late(self.timeout)}; {hint}")
 
@@ -391,18 +340,11 @@ def logged_by(functions: Sequence[RewardFunction], jobs: Sequence[Job]) -> tuple
     return extra, metrics | {metric: sum(values) / len(values) for metric, values in logged.items()}
 
 
-def _isolate(functions: Sequence[RewardFunction], timeout: float | None) -> None:
+def _isolate(functions: Sequence[RewardFunction], timeout: float | None, concurrency: int) -> None:
     for func in functions:
         if func.kind == "sync":
-            func.worker = Isolated(func.call, func.name, timeout)
+            workers = [Isolated(func.call, func.name, timeout) for _ in range(concurrency)]
+            func.worker = workers[0] if concurrency == 1 else Crew(workers)
     here = [func.name for func in functions if func.worker is None]
     if here:
         logger.warning("isolate_rewards: %s run in this process, being models or async", ", ".join(here))
-
-
-def _make_calls(inbox: queue.SimpleQueue[Any]) -> None:
-    while (item := inbox.get()) is not None:
-        call, answer = item
-        if answer.set_running_or_notify_cancel():
-            answer.set_result(call.run())
-        del item, call, answer  # an idle worker keeps nothing alive

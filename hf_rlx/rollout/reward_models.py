@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from hf_rlx.rollout.classifier import ModelReward, name_of
-from hf_rlx.rollout.isolation import Isolated, Log, plain_state
+from hf_rlx.rollout.isolation import Crew, Isolated, Log, plain_state
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class RewardFunction:
     call: Callable[..., Any]
     kind: Literal["sync", "async", "main"]  # runs in a worker thread, in the event loop, in the thread that gathers
     noun: str = "reward function"  # for errors
-    worker: Isolated | None = None  # runs `call` in a process
+    worker: Isolated | Crew | None = None  # runs `call` in a process
     _parameters: list[inspect.Parameter] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -143,7 +143,7 @@ class RewardCall:
                 raise  # Ctrl-C during a reward model
             return None, error
 
-    def _run_in(self, worker: Isolated) -> tuple[Any, BaseException | None]:
+    def _run_in(self, worker: Isolated | Crew) -> tuple[Any, BaseException | None]:
         reply = worker.call(self.args, self.kwargs, self.seed)
         self.extra, self.metrics, self.deaths = reply.extra, reply.metrics, reply.deaths
         if reply.lost == "late":

@@ -82,7 +82,7 @@ class RewardScorer(AbstractContextManager):
             function (`"package.module:function"`) or a model; see `reward_models.prepare`.
         names: for errors and logs, one per function; a repeated one gets the suffix `_2`.
         weights: F floats for the total; 1 by default.
-        timeout, on_error, max_failures, isolate, seed: see `JobPool`.
+        timeout, on_error, max_failures, isolate, seed, concurrency: see `JobPool`.
         max_unscored: rollouts in a row without any score after which `note_rollout` raises; None is no limit.
         reward_processing_classes: tokenizers of the models, one per function, None for the others.
         trainer_state: passed to the functions; the attribute may be replaced at any time. Isolated ones get a copy of
@@ -106,6 +106,7 @@ class RewardScorer(AbstractContextManager):
         max_unscored: int | None = 3,
         isolate: bool = False,
         seed: tuple[int, int] | None = None,
+        concurrency: int = 1,
         reward_processing_classes: Any = None,
         trainer_state: Any = None,
         model_init_kwargs: dict[str, Any] | None = None,
@@ -119,7 +120,7 @@ class RewardScorer(AbstractContextManager):
         self.trainer_state, self.max_unscored = trainer_state, max_unscored
         self.unscored = 0  # rollouts in a row without any score
         self._requests: list[ScoreRequest] = []
-        self._pool = JobPool(self.functions, Numbers(), timeout, on_error, max_failures, isolate, seed)
+        self._pool = JobPool(self.functions, Numbers(), timeout, on_error, max_failures, isolate, seed, concurrency)
 
     @property
     def pending(self) -> int:

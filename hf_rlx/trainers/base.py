@@ -89,6 +89,7 @@ class BaseTrainer(Trainer):
     """
 
     method = "rl"
+    train_roles: tuple[str, ...] = (POLICY,)  # the roles whose parameters the optimizer holds; `prepare_roles` may say
     idle = False  # no process learns anything in the optimizer step that is being done
     args: BaseConfig
     processing_class: PreTrainedTokenizerBase
@@ -116,7 +117,8 @@ class BaseTrainer(Trainer):
         if args.disable_dropout:
             disable_dropout(shared)
         self.prepare_roles(shared, args)
-        _check_trainable(shared)
+        _check_trainable(shared, self.train_roles)
+        shared.tokenizer = processing_class
         self.metrics = {"train": MetricStore()}
         self.keeper = RunKeeper(self)
         self.frozen_weights = checkpointing.frozen_weights(shared)  # before processes may split them
@@ -145,6 +147,8 @@ class BaseTrainer(Trainer):
     @property
     def shared(self) -> SharedModel:
         """The model with its roles, without wrappers for several processes."""
+        if isinstance(self.model, SharedModel):  # unwrapping looks for compiled parts in all of it
+            return self.model
         return self.accelerator.unwrap_model(self.model)
 
     @property
@@ -372,10 +376,15 @@ def _tokenizer_of(model: Any, shared: SharedModel) -> PreTrainedTokenizerBase:
     return load_tokenizer(name)
 
 
-def _check_trainable(shared: SharedModel) -> None:
+def _check_trainable(shared: SharedModel, roles: Sequence[str]) -> None:
     """Refuse a run in which nothing would change although loss and gradient norm look alive (trl#6700)."""
     if shared.quantization_method is not None and not isinstance(shared.model, PeftModel):
         raise ValueError("a quantised model needs an adapter to train; pass peft_config=LoraConfig(...)")
+    if POLICY not in roles:
+        idle = [role for role in roles if not shared.trainable_parameters(role)]
+        if idle:
+            raise ValueError(f"no parameter of the role {idle[0]!r} is trainable; add it anew with a peft_config")
+        return
     if shared.trainable_parameters(POLICY):
         outside = checkpointing.outside_adapter(shared)
         if outside:

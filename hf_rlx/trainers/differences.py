@@ -276,6 +276,67 @@ _TABLE: dict[str, Difference] = {
         "with pad = eos the former reads the token before EOS",
         "tests/rollout/test_reward_models.py::test_the_score_is_read_at_eos_also_when_pad_is_eos",
     ),
+    # PPO, against TRL 1.9, the last to have it.
+    "PPO: models": _behaviour(
+        "policy, reference, reward model and value model, each a whole network",
+        "roles on one base: an adapter, adapters off, a head; critic_adapter gives the critic an adapter of its own",
+        "a quarter of the memory; with the adapter the gradients are those of separate models",
+        "tests/trainers/test_ppo_exact.py::test_one_base_is_separate_models",
+    ),
+    "PPO: value gradient": _behaviour(
+        "the value model is a network of its own",
+        "the critic's head reads the policy's hidden states and sends no gradient into them; field detach_critic",
+        "a value loss grows with the square of the rewards' scale and would drown the policy's gradient",
+        "tests/trainers/test_ppo.py::test_the_value_gradient_stops_at_the_head_unless_asked",
+    ),
+    "PPO: rewards": _behaviour(
+        "one sequence classifier, of token ids",
+        "reward_funcs as in GRPO: functions, models, names, a list of them; completions may be left unscored",
+        "most rewards are rules",
+        "tests/trainers/test_ppo_config.py::test_arguments_of_trl_s_trainer_point_to_ours",
+    ),
+    "PPO: place of the score": _behaviour(
+        "one position after the last token, where the value of padding is read",
+        "on the last real token",
+        "the advantage must not depend on how far a row is padded",
+        "tests/trainers/test_ppo.py::test_scores_stand_on_the_last_real_token",
+    ),
+    "PPO: whitening": _behaviour(
+        "over this process's batch, sample variance",
+        "over the rollout of all processes, population variance; 0 where all are equal",
+        "one device with accumulation and several devices give one curve; a single token is no division by 0",
+        "tests/trainers/test_ppo.py::test_advantages_are_whitened_over_the_window",
+    ),
+    "PPO: gradient norm": _behaviour(
+        "policy and value model are clipped as one",
+        "each by itself",
+        "a large value loss would shrink the policy's step",
+        "tests/trainers/test_ppo.py::test_policy_and_critic_are_clipped_apart",
+    ),
+    "PPO: approx_kl": _behaviour(
+        "half the squared log-ratio, averaged over padding too",
+        "k3 of KL(old, new) over real tokens",
+        "padding dilutes it; k3 is unbiased and never negative",
+        "tests/trainers/test_ppo.py::test_approx_kl_is_k3_over_real_tokens",
+    ),
+    "PPO: num_mini_batches": _behaviour(
+        "divides a rollout of per_device_train_batch_size x gradient_accumulation_steps",
+        "multiplies it: so many optimizer steps of that size an epoch",
+        "a micro-step stays what was asked for",
+        "tests/trainers/test_ppo_config.py::test_names_that_trl_and_we_share_are_fields",
+    ),
+    "PPO: defaults": _behaviour(
+        "temperature 0.7, response_length 53",
+        "temperature 1.0, max_completion_length 512, as for GRPO",
+        "one set of sampling defaults; a policy gradient wants the policy's own distribution",
+        "tests/trainers/test_ppo_config.py::test_the_default_recipe",
+    ),
+    "PPO: evaluation": _behaviour(
+        "evaluate() fails, eval settings are ignored",
+        "as in GRPO",
+        "a reward that rises in training must rise on held-out prompts",
+        "tests/trainers/test_ppo.py::test_evaluation_and_several_responses_a_prompt",
+    ),
 }
 
 DIFFERS_FROM_TRL: MappingProxyType[str, Difference] = MappingProxyType(_TABLE)

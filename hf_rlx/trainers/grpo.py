@@ -58,7 +58,7 @@ from hf_rlx.trainers.observe import record_clips, record_update
 from hf_rlx.trainers.online import OnlineTrainer
 from hf_rlx.trainers.online_config import OnlineConfig
 from hf_rlx.trainers.presets import PRESETS
-from hf_rlx.trainers.steps import StepReward, StepScorer, token_advantages
+from hf_rlx.trainers.steps import StepReward, step_scorer_of, token_advantages
 from hf_rlx.trainers.windows import MiniBatch
 from hf_rlx.types import Rollout
 
@@ -266,15 +266,7 @@ class GRPOTrainer(OnlineTrainer):
             quantization_config=quantization_config,
             peft_config=peft_config,
         )
-        self.step_scorer = StepScorer(
-            step_reward_funcs or [],
-            timeout=args.reward_timeout,
-            on_error=args.on_reward_error,
-            max_failures=args.max_reward_failures,
-            isolate=args.isolate_rewards,
-            seed=(args.seed, args.process_index),
-            taken=self.scorer.names,
-        )
+        self.step_scorer = step_scorer_of(self, step_reward_funcs)
 
     def compute_advantages(self, rollouts: list[Rollout]) -> None:
         """Compare each completion with its group; set `advantages` and `keep`."""

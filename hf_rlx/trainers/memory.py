@@ -5,19 +5,34 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from hf_rlx.trainers.windows import MiniBatch
 from hf_rlx.types import Group
 
 if TYPE_CHECKING:
     from hf_rlx.trainers.online import OnlineTrainer
+    from hf_rlx.trainers.preference import PreferenceTrainer
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+class Halvable(Protocol):
+    """A micro-batch that can be cut in two that add up to it."""
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """What is forwarded."""
+
+    @property
+    def mask(self) -> Tensor:
+        """(B, R), one row a response."""
+
+    def halves(self) -> list[Any]:
+        """Itself where it cannot be cut."""
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -34,18 +49,18 @@ class Halving:
     gradient. With several processes it does not help: one that does a step again would leave the others waiting.
     """
 
-    def __init__(self, trainer: OnlineTrainer) -> None:
+    def __init__(self, trainer: OnlineTrainer | PreferenceTrainer) -> None:
         self.trainer = trainer
         self.on = False
-        self._done: list[MiniBatch] = []  # of the optimizer step that is being done
+        self._done: list[Any] = []  # of the optimizer step that is being done
 
-    def run(self, model: nn.Module, batch: MiniBatch) -> Tensor:
+    def run(self, model: nn.Module, batch: Halvable) -> Tensor:
         """Forward and backward of a micro-batch; returns its loss.
 
         Raises:
             torch.OutOfMemoryError: a half does not fit either; the message has the numbers.
         """
-        trainer = self.trainer
+        trainer: Any = self.trainer
         if self.on:
             return self._in_halves(model, batch)
         before = trainer.recorded()
@@ -76,9 +91,10 @@ class Halving:
         """The optimizer step has its gradient."""
         self._done.clear()
 
-    def _in_halves(self, model: nn.Module, batch: MiniBatch) -> Tensor:
+    def _in_halves(self, model: nn.Module, batch: Halvable) -> Tensor:
         try:
-            return torch.stack([self.trainer.forward_backward(model, half) for half in batch.halves()]).sum()
+            trainer: Any = self.trainer
+            return torch.stack([trainer.forward_backward(model, half) for half in batch.halves()]).sum()
         except Exception as error:
             if not out_of_memory(error):
                 raise

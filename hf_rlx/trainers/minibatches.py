@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hf_rlx.functional import importance_weights
-from hf_rlx.models.roles import POLICY, REFERENCE
+from hf_rlx.models.roles import REFERENCE
 from hf_rlx.models.sharding import is_sharded
 from hf_rlx.trainers.windows import MiniBatch, deal, row_of
 from hf_rlx.types import Rollout
@@ -26,7 +26,7 @@ def make_minibatches(trainer: OnlineTrainer, rollouts: list[Rollout]) -> list[Mi
     """
     args = trainer.args
     steps = args.optimizer_steps_per_window
-    off_policy = steps * args.num_iterations > 1
+    off_policy = trainer.recalls or steps * args.num_iterations > 1
     batches = []
     for shares in deal(rollouts, steps, args.gradient_accumulation_steps):
         rows = sum(len(r.completions) for r in rollouts) // steps // len(shares)
@@ -57,10 +57,11 @@ def _minibatch(
     mask = torch.arange(sampler_logps.shape[1])[None] < lengths[:, None]
     advantages = torch.stack([row_of(rollouts[p].advantages, k, mask.shape[1]) for p, ks in share for k in ks])
     batch = MiniBatch(groups, advantages.to(device), mask.to(device), sampler_logps.to(device), rows)
+    batch.places = [(p, k) for p, ks in share for k in ks]
     correct = trainer.args.use_vllm and trainer.args.vllm_importance_sampling_correction
     if off_policy or correct:
         with trainer.metrics["train"].stage("old_logps"):
-            batch.old_logps = trainer.reference_logps(groups, POLICY, trainer.args.temperature)
+            trainer.recall(batch)
     if correct and batch.old_logps is not None:
         weights = importance_weights(
             batch.old_logps,

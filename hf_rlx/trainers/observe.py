@@ -104,7 +104,8 @@ def record_rewards(store: MetricStore, rollouts: list[Rollout], names: list[str]
             store.add("reward", total.mean(), total.numel())
         if total.numel() > 1:
             store.add("reward_std", total.std(), total.numel())
-        store.add("frac_reward_zero_std", float(not has_signal(rollout.total)))
+        if len(rollout.total) > 1:  # a single completion has none to be compared with
+            store.add("frac_reward_zero_std", float(not has_signal(rollout.total)))
 
 
 def record_lengths(store: MetricStore, rollouts: list[Rollout]) -> None:

@@ -3,7 +3,7 @@
     collect(rows):  sample     generate K completions a prompt; finished groups are scored meanwhile
                     shape      overlong penalty, KL in the reward
                     advantages the algorithm's own
-                    deal       kept completions to micro-steps, old and reference log-probs
+                    deal       kept completions to micro-steps, with log-probs of what sampled and of the reference
     update(batch):  one packed forward and backward per micro-step
 
 PPO and GRPO differ in `compute_advantages` and `minibatch_loss`. Groups stay whole on one process, so no baseline
@@ -26,12 +26,14 @@ from transformers import TrainerCallback
 
 from hf_rlx.data.formats import check_all_prompts, naming_rows
 from hf_rlx.functional import AdaptiveKLController, FixedKLController, soft_overlong
+from hf_rlx.models import critic
 from hf_rlx.models.roles import POLICY
 from hf_rlx.models.sharding import whole_weights
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.rollout.collect import Collected, Sampler, collect, is_collective, mark_weights
 from hf_rlx.rollout.generate import Generator
 from hf_rlx.rollout.scoring import RewardScorer
+from hf_rlx.trainers import online_state
 from hf_rlx.trainers.alerts import Alerts
 from hf_rlx.trainers.base import BaseTrainer
 from hf_rlx.trainers.config import BaseConfig
@@ -70,6 +72,7 @@ class OnlineTrainer(BaseTrainer):
 
     args: OnlineConfig
     train_dataset: Any
+    recalls = False  # whether `recall` is called also where every update is on-policy
 
     def __init__(
         self,
@@ -111,6 +114,7 @@ class OnlineTrainer(BaseTrainer):
             max_failures=args.max_reward_failures,
             max_unscored=args.max_unscored_rollouts,
             isolate=args.isolate_rewards,
+            concurrency=args.reward_concurrency,
             seed=(args.seed, args.process_index),
             reward_processing_classes=reward_processing_classes,
             trainer_state=self.state,
@@ -158,6 +162,7 @@ class OnlineTrainer(BaseTrainer):
         self._bar.advance(done=not self._window)
         if self.accelerator.sync_gradients:
             self.halving.end_step()
+            self.gradient_ready()
         else:
             self.keeper.stop_if_asked()
         return loss
@@ -167,8 +172,13 @@ class OnlineTrainer(BaseTrainer):
         rollouts = self.sample(rows)
         self.shape_rewards(rollouts)
         self.compute_advantages(rollouts)
+        batches = self.minibatches(rollouts)
         self.tables.add("train", self.state.global_step, rollouts, self._scores)
-        return self.minibatches(rollouts) * self.args.num_iterations
+        return self.passes(batches)
+
+    def passes(self, batches: list[MiniBatch]) -> list[MiniBatch]:
+        """The micro-batches of one pass over a window, `num_iterations` times."""
+        return batches * self.args.num_iterations
 
     def update(self, model: nn.Module, batch: MiniBatch) -> Tensor:
         """Forward and backward of one micro-batch, inside the policy's role; in halves where memory is too small.
@@ -194,6 +204,9 @@ class OnlineTrainer(BaseTrainer):
         seconds = max(time.perf_counter() - start, 1e-9)
         store.add("update/tokens_per_second", int(batch.mask.sum()) / seconds, seconds)
         return loss.detach()
+
+    def gradient_ready(self) -> None:
+        """Hook: all micro-steps of an optimizer step have run their backward, on every process."""
 
     def compute_advantages(self, rollouts: list[Rollout]) -> None:
         """Set `advantages` and `keep` of every rollout from its `total`."""
@@ -225,7 +238,8 @@ class OnlineTrainer(BaseTrainer):
         )
 
     def prepare_roles(self, shared: SharedModel, args: BaseConfig) -> None:
-        """A reference, unless nothing is held near it."""
+        """A reference, unless nothing is held near it; no critic."""
+        critic.put_aside(shared)
         if isinstance(args, OnlineConfig) and args.beta > 0:
             logger.info("reference: %s", shared.prepare_reference())
 
@@ -284,6 +298,10 @@ class OnlineTrainer(BaseTrainer):
         self._last_group = rollouts[0].group()
         return make_minibatches(self, rollouts)
 
+    def recall(self, batch: MiniBatch) -> None:
+        """Set what the weights that sampled say of a micro-batch: `old_logps`."""
+        batch.old_logps = self.reference_logps(batch.groups, POLICY, self.args.temperature)
+
     def room_for_prompt(self) -> int | None:
         """Tokens that a prompt may have so that a whole completion fits the model's context; None: unlimited."""
         context = getattr(self.shared.config.get_text_config(), "max_position_embeddings", None)
@@ -341,40 +359,12 @@ class OnlineTrainer(BaseTrainer):
 
     def run_state(self) -> dict[str, Any]:
         """See `BaseTrainer`; with the window: micro-batches that are sampled and not yet trained on."""
-        unique = list({id(batch): batch for batch in self._window}.values())  # passes over a window share its batches
-        places = {id(batch): place for place, batch in enumerate(unique)}
-        return {
-            **super().run_state(),
-            "batches": [batch.state_dict() for batch in unique],
-            "window": [places[id(batch)] for batch in self._window],
-            "kl_controller": self.kl_controller.state_dict(),
-            "kl_seen": list(self._kl_seen),
-            "num_tokens": self._num_tokens,
-            "halved": self.halving.on,
-            "max_rows": getattr(self.sampler, "max_rows", None),
-            "last_group": self._last_group and [self._last_group.prompt_ids, list(self._last_group.response_ids)],
-            "tables": self.tables.state_dict(),
-            "alerts": self.alerts.state_dict(),
-            "scorer": self.scorer.state_dict(),
-        }
+        return {**super().run_state(), **online_state.state_of(self)}
 
     def load_run_state(self, state: dict[str, Any]) -> None:
         """See `BaseTrainer`."""
         super().load_run_state(state)
-        device = self.args.device
-        unique = [MiniBatch.from_state(batch, device) for batch in state["batches"]]
-        self._window = deque(unique[place] for place in state["window"])
-        self.kl_controller.load_state_dict(state["kl_controller"])
-        self._kl_seen = [kl.to(device) for kl in state["kl_seen"]]
-        self._num_tokens, self.halving.on = state["num_tokens"], state["halved"]
-        if state["last_group"] is not None:
-            prompt, responses = state["last_group"]
-            self._last_group = Group(prompt, tuple(responses))
-        if state["max_rows"] is not None:
-            self.sampler.max_rows = min(state["max_rows"], self.args.max_rollout_rows)  # type: ignore[attr-defined]
-        self.tables.load_state_dict(state["tables"])
-        self.alerts.load_state_dict(state["alerts"])
-        self.scorer.load_state_dict(state["scorer"])
+        online_state.restore(self, state)
 
     def run_facts(self) -> dict[str, Any]:
         """See `BaseTrainer`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from hf_rlx.functional import ImportanceMode
 from hf_rlx.rollout.sampling import SamplingParams, from_generation_kwargs
@@ -21,6 +21,8 @@ class OnlineConfig(BaseConfig):
 
     Of the inherited fields, `per_device_eval_batch_size` has no effect: `max_rollout_rows` bounds every rollout.
     """
+
+    smallest_group: ClassVar[int] = 2  # completions a prompt that the algorithm needs at least
 
     learning_rate: float = described(1e-6, "Step size; for LoRA about ten times that of full weights, e.g. 1e-5.")
     remove_unused_columns: bool = described(False, "Keep columns: reward functions read them.")
@@ -70,6 +72,11 @@ class OnlineConfig(BaseConfig):
     isolate_rewards: bool = described(
         False, "Run reward functions in a worker process of their own, which a deadline can kill."
     )
+    reward_concurrency: int = described(
+        1,
+        "Prompts for which one reward function may be called at once, in threads (with isolate_rewards: processes). "
+        "Above 1 it must bear that; for functions that wait, e.g. for a server or a test run.",
+    )
     mask_truncated_completions: bool = described(False, "Leave cut completions out of loss and denominators.")
     soft_overlong_cache: int | None = described(
         None, "DAPO's soft penalty: over the last so many tokens before the limit the reward falls by up to 1."
@@ -112,7 +119,7 @@ class OnlineConfig(BaseConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._choose_best_metric()
-        if self.num_generations < 2:
+        if self.num_generations < self.smallest_group:
             raise ValueError("num_generations must be at least 2: a group of one has no baseline to compare with")
         if self.auto_find_batch_size:
             raise ValueError(

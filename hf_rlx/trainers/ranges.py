@@ -56,6 +56,7 @@ RANGES: dict[str, Range] = {
     "repetition_penalty": _POSITIVE,
     "eval_temperature": _NOT_NEGATIVE,
     "reward_timeout": _POSITIVE,
+    "reward_concurrency": _COUNT,
     "soft_overlong_cache": Range(0, integer=True),
     "dynamic_sampling_rounds": Range(1, 15, integer=True),
     "beta": _NOT_NEGATIVE,
@@ -70,6 +71,20 @@ RANGES: dict[str, Range] = {
     "epsilon_high": _NOT_NEGATIVE,
     "delta": _POSITIVE,
     "entropy_coef": Range(-math.inf),
+    "gamma": _SHARE,
+    "lam": _SHARE,
+    "cliprange": _NOT_NEGATIVE,
+    "cliprange_high": _NOT_NEGATIVE,
+    "dual_clip": Range(1, above=True),
+    "cliprange_value": _POSITIVE,
+    "vf_coef": _NOT_NEGATIVE,
+    "missing_eos_penalty": _NOT_NEGATIVE,
+    "reward_clip": _POSITIVE,
+    "target_kl": _POSITIVE,
+    "critic_learning_rate": _NOT_NEGATIVE,
+    "critic_warmup_steps": Range(0, integer=True),
+    "num_mini_batches": _COUNT,
+    "total_episodes": _COUNT,
 }
 
 

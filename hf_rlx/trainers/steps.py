@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from hf_rlx.trainers.metrics import MetricStore
 from hf_rlx.trainers.observe import RESERVED
 from hf_rlx.trainers.processes import raise_together
 from hf_rlx.types import Rollout
+
+if TYPE_CHECKING:
+    from hf_rlx.trainers.online import OnlineTrainer
 
 Steps = list[tuple[int, float]]
 StepReward = Callable[..., Sequence[Steps]]
@@ -57,7 +60,7 @@ class StepScorer:
     Args:
         functions: one, or a list (it may be empty) of `(prompts, completions, **columns) -> K lists of steps`; they
             may be async. Completions are messages where the prompt is.
-        timeout, on_error, max_failures, isolate, seed: see `JobPool`.
+        timeout, on_error, max_failures, isolate, seed, concurrency: see `JobPool`.
         taken: names of other reward functions; one that is among them gets the suffix `_2`.
 
     Raises:
@@ -73,12 +76,13 @@ class StepScorer:
         max_failures: float = 0.25,
         isolate: bool = False,
         seed: tuple[int, int] | None = None,
+        concurrency: int = 1,
         taken: Sequence[str] = (),
     ) -> None:
         none = isinstance(functions, list | tuple) and not functions
         self.functions = [] if none else prepare(functions, noun="step reward function", taken=taken)
         self.names = [function.name for function in self.functions]
-        self._pool = JobPool(self.functions, _StepLists(), timeout, on_error, max_failures, isolate, seed)
+        self._pool = JobPool(self.functions, _StepLists(), timeout, on_error, max_failures, isolate, seed, concurrency)
 
     def score(
         self, rollouts: Sequence[Rollout], store: MetricStore | None = None, trainer_state: Any = None
@@ -162,6 +166,33 @@ def _record(store: MetricStore, metrics: dict[str, float]) -> None:
         if name in RESERVED:
             raise ValueError(f"a step reward function logs the metric {name!r}, which is the trainer's own; rename it")
         store.add(name, number, reduce="sum" if name.rsplit("/", 1)[-1] in COUNTS else "mean")
+
+
+def step_scorer_of(trainer: OnlineTrainer, functions: Any) -> StepScorer:
+    """Scores steps for `trainer` with `functions` (None: none), under its reward functions' limits."""
+    args = trainer.args
+    return StepScorer(
+        functions or [],
+        timeout=args.reward_timeout,
+        on_error=args.on_reward_error,
+        max_failures=args.max_reward_failures,
+        isolate=args.isolate_rewards,
+        concurrency=args.reward_concurrency,
+        seed=(args.seed, args.process_index),
+        taken=trainer.scorer.names,
+    )
+
+
+def token_rewards(parts: Sequence[list[Steps]], rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    """(K, R) rewards of one group, each step's at the token that ends it, summed over the step reward functions."""
+    longest = max(len(c.token_ids) for c in rollout.completions)
+    total = torch.zeros(len(rollout.completions), longest)
+    for steps in parts:
+        for index, (row, completion) in enumerate(zip(steps, rollout.completions, strict=True)):
+            ends = char_to_token(tokenizer, completion.token_ids, [end for end, _ in row]) if row else []
+            for token, (_, reward) in zip(ends, row, strict=True):
+                total[index, token] += reward
+    return total
 
 
 def token_advantages(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,6 +81,9 @@ class MiniBatch:
         rows: completions that this share was dealt, dropped ones included.
         idle: no process has a signal in this optimizer step.
         parts: into how many a micro-step was cut for want of memory; 1: not at all.
+        places: (group, completion) of each row in its window, for filling in what is known of them.
+        old_values: (B, R) reward, the critic's at the weights that sampled; None without a critic.
+        returns: (B, R) reward, the critic's targets.
     """
 
     groups: list[Group]
@@ -94,10 +97,13 @@ class MiniBatch:
     normalizer: Tensor | None = None
     idle: bool = False
     parts: int = 1
+    places: list[tuple[int, int]] = field(default_factory=list)
+    old_values: Tensor | None = None
+    returns: Tensor | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values and tensors, for a checkpoint."""
-        state = {f.name: getattr(self, f.name) for f in fields(self)}
+        """Plain values and tensors, for a checkpoint; without `places`, as all is filled in by then."""
+        state = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "places"}
         return {**state, "groups": [[g.prompt_ids, list(g.response_ids)] for g in self.groups]}
 
     @staticmethod
@@ -129,10 +135,11 @@ class MiniBatch:
         def cut(value: Tensor | None) -> Tensor | None:
             return value if value is None else value[span, :longest] if value.ndim == 2 else value[span]
 
-        tensors = ("advantages", "mask", "sampler_logps", "old_logps", "ref_logps", "is_weights")
+        tensors = ["advantages", "mask", "sampler_logps", "old_logps", "ref_logps", "is_weights"]
+        tensors += ["old_values", "returns"]
         changed: dict[str, Any] = {name: cut(getattr(self, name)) for name in tensors}
         rows = sum(g.num_responses for g in groups)
-        return replace(self, groups=groups, rows=rows, parts=2 * self.parts, **changed)
+        return replace(self, groups=groups, rows=rows, parts=2 * self.parts, places=self.places[span], **changed)
 
 
 def deal(rollouts: Sequence[Rollout], steps: int, micro_steps: int) -> list[list[list[tuple[int, list[int]]]]]:

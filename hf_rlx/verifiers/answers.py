@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 from hf_rlx.verifiers.units import MULTIPLIERS, PLAIN_UNITS, changes_value
@@ -14,9 +15,11 @@ HASH = re.compile(r"####[ \t]*(?P<tail>[^\n]*)")
 _TAG = re.compile(r"<(?P<end>/?)answer>", re.IGNORECASE)
 _TAIL = 4000  # characters at the end of a completion in which an answer without any mark is looked for
 _ANSWER = re.compile(
-    r"(?:\banswer\b(?:[ \t]+[a-z']+){0,6}?[ \t*]*(?::|=|\bis\b)|^[ \t*]*(?-i:A)[ \t]*:)[\s:*=]*(?P<tail>[^\n]*)",
+    r"(?:\b(?:answer|correct (?:option|choice))\b(?:[ \t]+[a-z']+){0,6}?[ \t*]*(?::|=|\bis\b)"
+    r"|^[ \t*]*(?-i:A)[ \t]*:)[\s:*=]*",
     re.IGNORECASE | re.MULTILINE,
 )
+_COMMAND = re.compile(r"\s*\\")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 # Between two boxes that give one answer together.
 _JOINT = re.compile(
@@ -26,16 +29,41 @@ _MATHS = re.compile(r"(?<!\\)\$\$?((?:[^$\\]|\\.)+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*|\.\d+")
 _RUN = re.compile(r"\S+")
 # Between two numbers that are offered side by side: `8 apples and 9`, `5 or maybe 6`.
-_OFFERED = re.compile(r"(?: [A-Za-z]+){0,2},? (?:and|or) (?:[A-Za-z]+ )?[$*]*")
+_OFFERED = re.compile(r"(?: [A-Za-z]+){0,2},? (?:and|or) (?:[A-Za-z]+ )?[$*]*|[ \t]*[,;]?[ \t]*")
+_ORDINAL = re.compile(r"(?:st|nd|rd|th)\b")
 _OFFERS = re.compile(r"^[\s,;]*$|\b(?:and|or)\b", re.IGNORECASE)
 _DENIED = re.compile(r"\bnot\b|n't\b|\bneither\b", re.IGNORECASE)
+_VALUE = re.compile(r"[^.!?;\n]{0,80}?(?:\d|\$|\\)|\(?[A-J]\)?(?![A-Za-z'])")
+_MARKS = 8  # of a line that are looked at
+_REASON = re.compile(r",?\s+(?:because|since)\b|,\s+(?:as|which)\b")
 _SENTENCE_END = re.compile(r"[.!?;](?:\s|$)")
+_OPTION = re.compile(
+    r"(?:\\(?:text|math)(?:bf|rm|it)?\s*\{\s*)?(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s*:?\s*(?=[A-J(]))?"
+    r"(?:\(\s*([A-J])\s*\)(?=[\s}]|$)|([A-J])[).:](?=[\s}]|$)|([A-J])(?=\s*\}?\s*$))\s*\}?\s*(?P<rest>.*)",
+    re.DOTALL,
+)
+# What shows that a letter in front names no option, or not the only one.
+_NO_REST = re.compile(
+    r"^[-+*/^_=<>!,;:)\]|&]|^(?:and|or)\b|\b[A-J]\s*\)|^\\(?!text|frac|dfrac|tfrac|sqrt|pi|\$)|\b(?:or|and) \(?[A-J]\b"
+    r"|^[A-J]$|\b[A-J][.:](?:\s|$)|\b(?:not|wrong|incorrect)\b|n't\b"
+)
 _DRESS = "*_`\"'.,;:!?"
 
 
-def boxes(text: str) -> list[tuple[int, int, str]]:
-    """(start, end, contents) of every `\\boxed{...}` that closes and stands in no other such box, in linear time."""
-    found: list[tuple[int, int, str]] = []
+@dataclass
+class _Box:
+    """A box that closes: its start, where its contents start and end, its end, and the boxes in it."""
+
+    start: int
+    inside: int
+    close: int
+    end: int
+    within: list[_Box]
+
+
+def _boxes(text: str) -> list[_Box]:
+    """The boxes that stand in no other one, in linear time."""
+    found: list[_Box] = []
     opened: list[tuple[int, int] | None] = []
     for match in _BOX.finditer(text):
         token = match.group()
@@ -44,21 +72,26 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
         elif token[-1] == "{" and len(token) > 2:
             opened.append((match.start(), match.end()))
         elif token == "}" and opened and (start := opened.pop()) is not None:
-            while found and found[-1][0] > start[0]:
-                found.pop()
-            found.append((start[0], match.end(), text[start[1] : match.start()]))
+            first = len(found)
+            while first and found[first - 1].start > start[0]:
+                first -= 1
+            found[first:] = [_Box(*start, match.start(), match.end(), found[first:])]
     return found
 
 
+def boxes(text: str) -> list[tuple[int, int, str]]:
+    """(start, end, contents) of every `\\boxed{...}` that closes and stands in no other such box, in linear time."""
+    return [(box.start, box.end, text[box.inside : box.close]) for box in _boxes(text)]
+
+
 def last_boxed(text: str) -> str | None:
-    """Contents of the last box, boxes around boxes opened; None where no box closes."""
-    found = boxes(text)
-    while found:
-        text = found[-1][2]
-        found = boxes(text)
-        if not found or not text.strip().startswith("\\"):
-            return text
-    return None
+    """Contents of the last box, boxes around boxes opened; None where no box closes. Linear in the text's length."""
+    if not (found := _boxes(text)):
+        return None
+    box = found[-1]
+    while box.within and _COMMAND.match(text, box.inside):
+        box = box.within[-1]
+    return text[box.inside : box.close]
 
 
 def joint_boxes(text: str) -> str | None:
@@ -91,6 +124,20 @@ def after_thinking(text: str) -> str:
     return text.rpartition("</think>")[2]
 
 
+def option(text: str) -> tuple[str, str] | None:
+    """(letter, what stands behind it) of an answer that names an option: `(B) 12`, `B) 12`, `\\text{(B)}`, `Option B`.
+
+    None for everything else, also where a second option is named or the brackets are a factor's.
+    """
+    found = _OPTION.fullmatch(text)
+    if found is None:
+        return None
+    letter, rest = next(filter(None, found.group(1, 2, 3))), found["rest"].strip()
+    if rest.count("}") > rest.count("{"):
+        rest = rest[::-1].replace("}", "", 1)[::-1].strip()
+    return None if _NO_REST.search(rest) else (letter, rest)
+
+
 def candidates(text: str, place: Place) -> list[str]:
     """What may be the answer, best first: the first of them that can be read is it. Empty where there is none.
 
@@ -117,8 +164,28 @@ def candidates(text: str, place: Place) -> list[str]:
         return [] if content is None else [content]
     if place == "last":
         return list(_last(text[-_TAIL:]))
-    tails = [match["tail"] for match in (HASH if place == "hash" else _ANSWER).finditer(text)]
-    return list(_stated(tails[-1])) if tails and tails[-1].strip() else []
+    tail = _hash_tail(text) if place == "hash" else _answer_tail(text)
+    return list(_stated(tail)) if tail.strip() else []
+
+
+def _hash_tail(text: str) -> str:
+    tails = HASH.findall(text)
+    return tails[-1] if tails else ""
+
+
+def _answer_tail(text: str) -> str:
+    """What follows the last "the answer is" to the end of its line.
+
+    Of several in a line ("the answer is 71. No, the answer is 72") the last one that a number, a formula or an option
+    follows, else the first.
+    """
+    marks = [match.end() for match in _ANSWER.finditer(text)]
+    if not marks:
+        return ""
+    end = text.find("\n", marks[-1])
+    end = len(text) if end < 0 else end
+    same = [at for at in marks[-_MARKS:] if text.rfind("\n", 0, end) < at]
+    return text[next((at for at in reversed(same) if _VALUE.match(text, at, end)), same[0]) : end]
 
 
 def _stated(tail: str) -> Iterator[str]:
@@ -136,8 +203,13 @@ def _stated(tail: str) -> Iterator[str]:
     end = _SENTENCE_END.search(tail)
     sentence = tail[: end.start() if end else None].strip().strip("*_`").strip()
     yield sentence
-    if not maths and not _DENIED.search(sentence):
-        yield from _only_number(sentence)
+    if maths or _DENIED.search(sentence):
+        return
+    yield from _only_number(sentence)
+    head = _REASON.split(sentence, maxsplit=1)[0]
+    if head != sentence:
+        yield head
+        yield from _only_number(head)
 
 
 def _content(match: re.Match[str]) -> str:
@@ -162,6 +234,8 @@ def _last(text: str) -> Iterator[str]:
     if not numbers:
         return
     number = numbers[-1]
+    if _ORDINAL.match(text, number.end()):
+        return
     if len(numbers) > 1 and _OFFERED.fullmatch(text, numbers[-2].end(), number.start()):
         return
     run = next(m for m in _RUN.finditer(text) if m.start() <= number.start() < m.end())

@@ -58,7 +58,7 @@ def _encoder() -> Callable[[Any], str]:
     def plain(value: Any) -> Any:
         """NumPy's scalars and subclasses of builtins as what they hold; their own methods are not asked."""
         cls = kind(value)
-        if cls.__module__ == "numpy" and "item" in dir(cls):
+        if cls.__module__ == "numpy" and "item" in dir(cls) and cls.__name__ != "ndarray":
             return cls.item(value)
         for base in exact:
             if is_sub(cls, base):
@@ -83,7 +83,7 @@ def _encoder() -> Callable[[Any], str]:
             return text(value)
         if cls is real:
             if value != value:
-                raise refused("NaN")
+                raise refused("not a number")
             return number(value) if value - value == 0 else '{"f":"inf"}' if value > 0 else '{"f":"-inf"}'
         if cls is string:
             left[0] -= len(value)
@@ -229,6 +229,8 @@ def _stand_in(control: int, name: str, state: dict) -> Callable[..., Any]:
         if fine:
             return value
         kind = getattr(builtins, value, _Raised)
+        if kind is StopIteration and not state["iterates"]:  # would end a `map` of the tests as if all were well
+            kind = _Raised
         state["raised"] = kind(value) if isinstance(kind, type) and issubclass(kind, Exception) else _Raised(value)
         raise state["raised"]
 
@@ -238,7 +240,8 @@ def _stand_in(control: int, name: str, state: dict) -> Callable[..., Any]:
 
 def _test(control: int, job: dict) -> None:
     """Run setup, tests and, where there is an entry point, `check(candidate)`; answer with how it ended."""
-    names, state = _module("tests"), {"id": job["id"], "raised": None}
+    iterates = any("StopIteration" in source for source in job["tests"])
+    names, state = _module("tests"), {"id": job["id"], "raised": None, "iterates": iterates}
     try:
         exec(compile(job["setup"], "<setup>", "exec", dont_inherit=True), names)
         for name in job["stand_ins"]:
@@ -251,7 +254,11 @@ def _test(control: int, job: dict) -> None:
         answer = '"failed"'
     except BaseException as error:
         # A name that the tests themselves lack is the tests' fault; what a wrong value does to them is not.
-        broken = error is not state["raised"] and isinstance(error, (NameError, SyntaxError, ImportError, _Refused))
+        # A type that cannot be sent is the tests'; a size can be that of what the candidate returned before.
+        missing = isinstance(error, (NameError, SyntaxError, ImportError)) or (
+            isinstance(error, _Refused) and str(error).isidentifier()
+        )
+        broken = error is not state["raised"] and missing
         answer = _encode(("broken:" if broken else "raised:") + type(error).__name__ + ": " + str(error)[:200])
     else:
         answer = '"passed"'

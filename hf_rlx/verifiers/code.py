@@ -12,8 +12,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from hf_rlx.verifiers.box_layout import PACKAGES, Limits
@@ -21,7 +22,7 @@ from hf_rlx.verifiers.boxes import BoxFailureError, CandidateError, Ended, new_i
 from hf_rlx.verifiers.code_tests import AssertTests, CallTest, CodeTests, complete_program, extract_code, parse_tests
 from hf_rlx.verifiers.sandbox import CandidateRaisedError, Job, Sandbox, Wanted, call
 from hf_rlx.verifiers.text import Completion, column_of, completion_text
-from hf_rlx.verifiers.verdict import Verdict, VerifierBrokenError, settle
+from hf_rlx.verifiers.verdict import JudgedRows, Verdict, VerifierBrokenError
 from hf_rlx.verifiers.wire import ProtocolError, decode, equal, same_text
 
 _log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ CANARIES: tuple[tuple[str, Any, bool], ...] = (
 """Programs, their tests, and whether they are right: known beforehand, so a verdict on them judges the verifier."""
 
 
-class CodeVerifier:
+class CodeVerifier(JudgedRows):
     """Reward function: 1.0 when a completion's program passes all tests of its row, else 0.0; None when the verifier
     itself failed twice. Plugs into `reward_funcs` of our trainers and of TRL's; may be called from any thread.
 
@@ -69,6 +70,12 @@ class CodeVerifier:
     Raises:
         SandboxUnavailable: no box of the wanted level here.
         ValueError: a time limit that is not positive.
+
+    >>> tests = [{"call": "add", "args": [1, 2], "expected": 3}]
+    >>> verifier = CodeVerifier()
+    >>> verifier(["Add."], ["def add(a, b): return a + b"], tests=[tests])
+    [1.0]
+    >>> verifier.close()
     """
 
     def __init__(
@@ -115,36 +122,18 @@ class CodeVerifier:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _canary_lock=threading.Lock())
 
-    def __call__(
-        self,
-        prompts: Sequence[Completion],
-        completions: Sequence[Completion],
-        log_extra: Callable[[str, list], None] | None = None,
-        log_metric: Callable[[str, float], None] | None = None,
-        **columns: Any,
-    ) -> list[float | None]:
-        """One reward per completion: 1.0, 0.0, or None where the verifier failed or the row's tests are no tests.
-
-        Args:
-            prompts: not read; part of the reward-function contract.
-            completions: plain strings, or message lists whose last assistant message is judged.
-            log_extra, log_metric: what trainers pass; get `<name>/reason`, `<name>/level` and `<name>/failed`.
-            columns: dataset columns, one value per completion; `self.column` must be among them.
-
-        Raises:
-            ValueError: when the column is missing or of another length.
-            VerifierBrokenError: a wrong verdict on a known program, or too many failures in this batch.
-        """
+    def _verdicts(self, completions: Sequence[Completion], columns: dict[str, Any]) -> list[Verdict]:
         cells = column_of(columns, self.column, len(completions), self.__name__)
         texts = [completion_text(completion) for completion in completions]
         self._check_canaries(len(texts))
         with ThreadPoolExecutor(max(1, min(self.workers, len(texts)))) as pool:
             verdicts = list(pool.map(self.judge, texts, cells))
         if self.level == "unsafe":
-            verdicts = [Verdict(v.outcome, f"unsafe: {v.reason}") for v in verdicts]
-        if log_extra is not None:
-            log_extra(f"{self.__name__}/level", [self.level] * len(verdicts))
-        return settle(self.__name__, verdicts, self.max_failed, log_extra, log_metric)
+            verdicts = [replace(v, reason=f"unsafe: {v.reason}") for v in verdicts]
+        return verdicts
+
+    def _more_columns(self, verdicts: list[Verdict]) -> dict[str, list[Any]]:
+        return {"level": [self.level] * len(verdicts)}
 
     def judge(self, text: str, cell: Any) -> Verdict:
         """The verdict on one completion; never an exception for what a completion or its tests hold.

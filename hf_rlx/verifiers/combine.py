@@ -92,6 +92,11 @@ class Weighted:
 
     Raises:
         ValueError: no part, two of one name, one that is no plain function, or weights that do not fit.
+
+    >>> from hf_rlx.verifiers import NumberVerifier, RegexVerifier, Weighted
+    >>> parts = [NumberVerifier(), RegexVerifier("^Answer: ")]
+    >>> Weighted(parts, [1.0, 0.25])(["?", "?"], ["Answer: 4", "4"], answer=[4, 4])
+    [1.25, 1.0]
     """
 
     def __init__(
@@ -144,6 +149,10 @@ class Gate:
 
     Raises:
         ValueError: a part is no plain function, or both have one name.
+
+    >>> from hf_rlx.verifiers import Gate, NumberVerifier, RegexVerifier
+    >>> Gate(RegexVerifier("^Answer: "), NumberVerifier())(["?", "?"], ["Answer: 4", "4"], answer=[4, 4])
+    [1.0, 0.0]
     """
 
     def __init__(
@@ -189,6 +198,10 @@ class Product:
 
     Raises:
         ValueError: no part, two of one name, or one that is no plain function.
+
+    >>> from hf_rlx.verifiers import NumberVerifier, Product, RegexVerifier
+    >>> Product([NumberVerifier(), RegexVerifier("^Answer: ")])(["?", "?"], ["Answer: 4", "4"], answer=[4, 4])
+    [1.0, 0.0]
     """
 
     def __init__(

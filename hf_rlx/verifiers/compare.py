@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Literal, Protocol
 
 from hf_rlx.verifiers.exact import exact
-from hf_rlx.verifiers.latex import Node
+from hf_rlx.verifiers.latex_tree import Node
 
 MAX_ITEMS = 30
 """Longer lists are refused, unless they are equal as written: comparing them takes quadratic time."""
@@ -123,6 +123,10 @@ def _without_units(gold: Node, answer: Node, rules: Rules) -> tuple[Node, Node, 
 def _as_unit(node: Node, other: Node) -> Node:
     if other.kind == "unit" and node.kind == "mul" and node.parts[1] == Node("sym", other.text):
         return Node("unit", other.text, node.parts[:1])
+    if other.kind == "unit" and node.kind == "div" and node.parts[0].kind == "mul":  # 12 m/s
+        value, unit = node.parts[0].parts
+        if unit.kind == node.parts[1].kind == "sym" and other.text == f"{unit.text}/{node.parts[1].text}":
+            return Node("unit", other.text, (value,))
     return node
 
 
@@ -178,6 +182,11 @@ def _same_statement(gold: Node, answer: Node, again: Callable[[Node, Node], bool
     return two_sided and algebra.equation(gold, answer)
 
 
+def _unindexed(name: Node | None) -> Node | None:
+    """`x_1` and `x_2` are both x."""
+    return name._replace(text=name.text.partition("_")[0]) if name is not None and name.kind == "sym" else name
+
+
 # several values
 
 
@@ -215,10 +224,12 @@ def _same_items(gold: Node, answer: Node, again: Callable[[Node, Node], bool], a
             return True
         if not (gold.kind == answer.kind == "list"):
             return False
+    if answer.kind == "list" and not _is_plural(gold) and not any(map(_is_statement, answer.parts)):
+        return False  # `5, 5` is no 5; where a comma is the decimal point it is 5.5
     left, right = items(gold), items(answer)
     if max(len(left), len(right)) > MAX_ITEMS:
         return False
-    names = {_stated(n)[0] for n in right if _is_statement(n)}
+    names = {_unindexed(_stated(n)[0]) for n in right if _is_statement(n)}
     if len(names) > 1 and not any(map(_is_statement, left)):
         return False  # x = 1, y = 2 says more than {1, 2}
     return all(any(again(g, a) for a in right) for g in left) and all(any(again(g, a) for g in left) for a in right)

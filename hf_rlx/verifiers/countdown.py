@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from hf_rlx.verifiers.answers import after_thinking, last_boxed, last_tag
 from hf_rlx.verifiers.text import Completion, column_of, completion_text
-from hf_rlx.verifiers.verdict import Verdict, settle
+from hf_rlx.verifiers.verdict import JudgedRows, Verdict
 
 MAX_LENGTH = 300
 """Characters of an expression; a longer one is wrong without being read."""
@@ -160,10 +160,11 @@ def stated_expression(text: str) -> str:
     return text.translate(_WRITTEN).strip().removesuffix(".").removeprefix("**").removesuffix("**").strip()
 
 
-class CountdownVerifier:
+class CountdownVerifier(JudgedRows):
     """Reward function: 1.0 when the completion's expression has the target's value and uses the given numbers.
 
-    For rows of `hf_rlx.data.tasks.countdown_task`; plugs into our trainers and TRL's.
+    For rows of `hf_rlx.data.tasks.countdown_task`; plugs into our trainers and TRL's. None where the row's own columns
+    hold None (rows of other tasks).
 
     Args:
         every_number: each given number must be used exactly once; else each at most once.
@@ -171,6 +172,9 @@ class CountdownVerifier:
         numbers_column: dataset column with the given numbers, a list of integers a row.
         target_column: dataset column with the target, an integer a row.
         name: name under which scores are logged.
+
+    >>> CountdownVerifier()(["Make 9."], ["Answer: (1 + 2) * 3"], numbers=[[1, 2, 3]], target=[9])
+    [1.0]
     """
 
     def __init__(
@@ -188,38 +192,17 @@ class CountdownVerifier:
         self.target_column = target_column
         self.__name__ = name
 
-    def __call__(
-        self,
-        prompts: list[Completion],
-        completions: list[Completion],
-        log_extra: Callable[[str, list], None] | None = None,
-        log_metric: Callable[[str, float], None] | None = None,
-        **columns: Any,
-    ) -> list[float | None]:
-        """One reward a completion: 1.0, 0.0, or None where the row's own columns hold None (rows of other tasks).
-
-        Args:
-            prompts: not read; part of the reward-function contract.
-            completions: plain strings, or message lists whose last assistant message is judged.
-            log_extra: gets the column `<name>/reason`.
-            log_metric: gets `<name>/failed`, the rows without a puzzle.
-            columns: dataset columns, one value per completion.
-
-        Raises:
-            ValueError: a column is missing or of another length.
-        """
+    def _verdicts(self, completions: Sequence[Completion], columns: dict[str, Any]) -> list[Verdict]:
         n = len(completions)
         numbers = column_of(columns, self.numbers_column, n, self.__name__)
         targets = column_of(columns, self.target_column, n, self.__name__)
         rows = zip(completions, numbers, targets, strict=True)
-        verdicts = [self.judge(completion_text(c), given, target) for c, given, target in rows]
-        # Nothing fails here but rows of other tasks, which must not stop the run.
-        return settle(self.__name__, verdicts, 1.0, log_extra, log_metric)
+        return [self.judge(completion_text(c), given, target) for c, given, target in rows]
 
     def judge(self, completion: str, numbers: list[int] | None, target: int | None) -> Verdict:
         """The verdict on one completion; `= result` may follow the expression and must then be true."""
         if numbers is None or target is None:
-            return Verdict("failed", "the row holds no puzzle")
+            return Verdict("failed", "the row holds no puzzle", excused=True)
         stated, equals, result = stated_expression(completion).partition("=")
         try:
             said = parse_expression(stated, signs=self.signs)

@@ -6,7 +6,7 @@ import math
 import re
 from fractions import Fraction
 
-from hf_rlx.verifiers.latex import Node
+from hf_rlx.verifiers.latex_tree import Node
 
 MAX_DIGITS = 1000
 """More digits than this, in any intermediate result, is no answer."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from hf_rlx.verifiers.answers import after_thinking, last_tag
 from hf_rlx.verifiers.json_schema import JsonError, Schema, read_json
+from hf_rlx.verifiers.patterns import bounded, fault, is_cheap, spec
 from hf_rlx.verifiers.text import Completion, column_of, completion_text, message_text
+from hf_rlx.verifiers.verdict import Verdict, settle
+
+_log = logging.getLogger(__name__)
 
 JsonPlace = Literal["whole", "after_thinking", "tag"]
 
@@ -31,6 +36,9 @@ def opened_tag(prompt: Completion) -> str:
     return found.group() if found else ""
 
 
+_MATCHED = {True: Verdict("right", "found"), False: Verdict("wrong", "not found")}
+
+
 class RegexVerifier:
     """Reward function: 1.0 when the pattern is found in the completion, else 0.0.
 
@@ -45,11 +53,17 @@ class RegexVerifier:
             last assistant message that the model continues) together with the completion.
         prefill: what the chat template opened. Message prompts do not show it, so it has to be named, e.g.
             `"<think>\\n"`; put in front of completions that do not start with it. Only with `prefill_aware`.
+        timeout: seconds that the pattern may take on one completion. Whatever may take long runs in a process that is
+            killed then, and the completion scores 0: it is the candidate's text that the pattern cannot decide on. One
+            warning names the pattern, for one that blows up on ordinary text is a mistake in the pattern.
         name: name under which the scores are logged.
 
     Raises:
-        ValueError: when `prefill` is given without `prefill_aware`.
+        ValueError: when `prefill` is given without `prefill_aware`, or the timeout is not positive.
         re.error: when the pattern does not compile.
+
+    >>> RegexVerifier("Answer: [0-9]+$")(["?", "?"], ["Answer: 42", "42"])
+    [1.0, 0.0]
     """
 
     def __init__(
@@ -59,15 +73,20 @@ class RegexVerifier:
         *,
         prefill_aware: bool = False,
         prefill: str | None = None,
+        timeout: float = 1.0,
         name: str = "format",
     ) -> None:
+        if not timeout > 0:
+            raise ValueError(f"timeout must be positive, not {timeout}")
         if prefill is not None and not prefill_aware:
             raise ValueError("prefill is only read with prefill_aware=True.")
         self.pattern = re.compile(pattern, re.DOTALL) if isinstance(pattern, str) else pattern
         self.fullmatch = fullmatch
         self.prefill_aware = prefill_aware
         self.prefill = prefill
+        self.timeout = timeout
         self.__name__ = name
+        self._warned = False
 
     def judged_text(self, prompt: Completion, completion: Completion) -> str:
         """The text the pattern is tried on: the completion, after the opened tag where one is known."""
@@ -78,17 +97,32 @@ class RegexVerifier:
         # A model that opens the tag once more itself is judged as it stands, not with two tags.
         return text if text.lstrip().startswith(opened.strip()) else opened + text
 
-    def __call__(self, prompts: list[Completion], completions: list[Completion], **columns: Any) -> list[float]:
-        """One score per completion, 1.0 or 0.0.
+    def __call__(self, prompts: list[Completion], completions: list[Completion], **columns: Any) -> list[float | None]:
+        """One score per completion: 1.0, 0.0, or None where the process that matches was lost twice.
 
         Args:
             prompts: strings or message lists; read only with `prefill_aware`.
             completions: strings, or message lists whose last assistant message is judged.
-            columns: not read.
+            columns: `log_extra` gets the column `<name>/reason`, `log_metric` `<name>/failed`; the rest is not read.
+
+        Raises:
+            VerifierBrokenError: more than a quarter of the completions have no score.
+            WorkersBrokenError: the process that matches cannot start.
         """
-        match = self.pattern.fullmatch if self.fullmatch else self.pattern.search
-        texts = (self.judged_text(p, c) for p, c in zip(prompts, completions, strict=True))
-        return [float(match(text.strip() if self.fullmatch else text) is not None) for text in texts]
+        texts = [self.judged_text(p, c) for p, c in zip(prompts, completions, strict=True)]
+        if self.fullmatch:
+            texts = [text.strip() for text in texts]
+        kind = "fullmatch" if self.fullmatch else "search"
+        found = bounded(kind, spec(self.pattern), texts, self.timeout, is_cheap(self.pattern, texts))
+        verdicts = [lost or _MATCHED[match] for match, lost in found]
+        late = sum(lost is not None and lost.outcome == "wrong" for _, lost in found)
+        if late and not self._warned:
+            self._warned = True
+            _log.warning(
+                "%s: the pattern %r was not decided within %g s on %d of %d completions, which score 0",
+                *(self.__name__, self.pattern.pattern, self.timeout, late, len(texts)),
+            )
+        return settle(self.__name__, verdicts, 0.25, columns.get("log_extra"), columns.get("log_metric"))
 
 
 class TagVerifier:
@@ -111,6 +145,9 @@ class TagVerifier:
 
     Raises:
         ValueError: no tag, a repeated one, a name that is none, or `prefill` without `prefill_aware`.
+
+    >>> TagVerifier()(["?"], ["<think>Hm.</think> <answer>42</answer>"])
+    [1.0]
     """
 
     def __init__(
@@ -170,17 +207,22 @@ class JsonVerifier:
     """Reward function: 1.0 for a completion that is one JSON value which fits a schema, else 0.0.
 
     The value stands bare or in one Markdown fence (three backticks, with or without `json`), with nothing but spaces
-    around. It is read strictly, see `read_json`: no NaN, no repeated key, no text behind it.
+    around. It is read strictly, see `read_json`: no NaN, no repeated key, no text behind it. A schema with a `pattern`
+    is checked in a process that is killed after `timeout` seconds; the completion is wrong then.
 
     Args:
         schema: a JSON Schema, of the part that `Schema` documents; None: any value.
         column: dataset column with each row's schema, as JSON text or a dictionary, instead of one for all.
         place: "whole" completion; "after_thinking": what follows the last `</think>`; "tag": the last
             `<answer>...</answer>`.
+        timeout: see above.
         name: name under which the scores are logged.
 
     Raises:
         ValueError: an unknown place, both a schema and a column, or a schema that `Schema` refuses.
+
+    >>> JsonVerifier({"type": "integer"})(["?", "?"], ["42", "4.2"])
+    [1.0, 0.0]
     """
 
     def __init__(
@@ -189,6 +231,7 @@ class JsonVerifier:
         *,
         column: str | None = None,
         place: JsonPlace = "whole",
+        timeout: float = 1.0,
         name: str = "json",
     ) -> None:
         if place not in get_args(JsonPlace):
@@ -198,10 +241,11 @@ class JsonVerifier:
         self.schema = Schema(True if schema is None else schema)
         self.column = column
         self.place: JsonPlace = place
+        self.timeout = timeout
         self.__name__ = name
 
     def __call__(self, prompts: list[Completion], completions: list[Completion], **columns: Any) -> list[float | None]:
-        """One score per completion: 1.0, 0.0, or None where the row's schema is None.
+        """One score per completion: 1.0, 0.0, or None where the row's schema is None or checking it failed.
 
         Args:
             prompts: not read; part of the reward-function contract.
@@ -221,10 +265,10 @@ class JsonVerifier:
         ]
         if (log_extra := columns.get("log_extra")) is not None:
             log_extra(f"{self.__name__}/reason", faults)
-        return [None if s is None else float(not fault) for s, fault in zip(schemas, faults, strict=True)]
+        return [None if s is None or why is None else float(not why) for s, why in zip(schemas, faults, strict=True)]
 
-    def _fault(self, text: str, schema: Schema) -> str:
-        """Why the text is wrong, "" where it is right."""
+    def _fault(self, text: str, schema: Schema) -> str | None:
+        """Why the text is wrong, "" where it is right; None where nobody can tell."""
         if self.place == "after_thinking":
             text = after_thinking(text)
         elif self.place == "tag":
@@ -234,11 +278,12 @@ class JsonVerifier:
         text = text.strip(" \t\r\n")
         if fenced := _FENCE.fullmatch(text):
             text = fenced[1]
-        try:
-            schema.check(read_json(text))
-        except JsonError as error:
-            return str(error)
-        return ""
+        if not schema.has_pattern:
+            return fault(text, schema)
+        [(found, lost)] = bounded("schema", schema.schema, [text], self.timeout)
+        if lost is None:
+            return str(found)
+        return None if lost.outcome == "failed" else lost.reason
 
 
 _FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\r?\n(.*)\n[ \t]*```", re.DOTALL)

@@ -82,8 +82,8 @@ class Schema:
       or `#/definitions/...` of the same schema
     - objects: `properties`, `required`, `additionalProperties`, `minProperties`, `maxProperties`
     - arrays: `items`, `prefixItems`, `minItems`, `maxItems`, `uniqueItems`
-    - strings: `minLength`, `maxLength`, `pattern` (found anywhere; Python's syntax, and its author answers for its
-      running time)
+    - strings: `minLength`, `maxLength`, `pattern` (found anywhere; Python's syntax; `check` takes as long as it takes,
+      see `patterns.bounded`)
     - numbers: `minimum`, `maximum`, `exclusiveMinimum`, `exclusiveMaximum`, `multipleOf` (decimals exactly: 0.3 is a
       multiple of 0.1)
     - words for people, without effect: `title`, `description`, `default`, `examples`, `$comment`, `$schema`
@@ -94,12 +94,16 @@ class Schema:
     Args:
         schema: a dictionary, or True (anything) or False (nothing).
 
+    Attributes:
+        has_pattern: whether it demands a `pattern` anywhere.
+
     Raises:
         ValueError: an unknown key, a demand of a wrong type, or a reference to nothing; the message says where.
     """
 
     def __init__(self, schema: dict[str, Any] | bool) -> None:
         self.schema = schema
+        self.has_pattern = False
         self._defined: dict[str, Any] = {}
         if isinstance(schema, dict):
             for home in ("$defs", "definitions"):
@@ -151,6 +155,7 @@ class Schema:
                 continue
             _demand(key in _KEYS, f"{here}: {key!r} is not known here; see hf_rlx.verifiers.json_schema.Schema")
             _demand(_KEYS[key](demand), f"{here} cannot be {demand!r}")
+            self.has_pattern |= key == "pattern"
             if key == "$ref":
                 _demand(demand in self._defined, f"{here}: {demand!r} is not in $defs")
             elif key in ("items", "additionalProperties", "not"):

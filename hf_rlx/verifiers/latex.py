@@ -3,15 +3,16 @@
 No mathematics happens here and nothing is evaluated; `exact` and `symbolic` do that on the tree. The time is linear in
 the length of the text.
 
-`latex_terms` has the tree and the lower half of the grammar.
+`latex_tree` has the tree, `latex_terms` the lower half of the grammar.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hf_rlx.verifiers.latex_terms import Node, NotReadable, Terms
+from hf_rlx.verifiers.latex_terms import Terms
 from hf_rlx.verifiers.latex_tokens import CONSTANTS, FUNCTIONS, Token, tokenize
+from hf_rlx.verifiers.latex_tree import Node, NotReadable
 from hf_rlx.verifiers.units import MULTIPLIERS, unit_name
 
 RELATIONS = {
@@ -27,6 +28,7 @@ RELATIONS = {
 _UNIONS = {"\\cup": "union", "\\cap": "inter", "\\setminus": "minus", "\\backslash": "minus"}
 _ENDS = {")", "]", "}", "\\}", "\\rangle", "|", "\\rvert", "\\rfloor", "\\rceil", "&", "\\\\", "\\end"}
 _MONEY = {"\\$": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen"}
+_SCALES = {**dict.fromkeys("Cc", "celsius"), **dict.fromkeys("Ff", "fahrenheit")}
 _ALL_REALS = {"all real numbers", "all reals", "all real values"}
 
 
@@ -166,8 +168,10 @@ class _Parser(Terms):
             self.at += 1
             node = Node("mul", "", (node, Node("num", str(MULTIPLIERS[token.text]))))
         unit = self.unit(node)
-        if node.kind == "deg" and not unit:
-            node, unit = node.parts[0], "degree"
+        if node.kind == "mul" and node.parts[0].kind == "deg" and node.parts[1].text in _SCALES:
+            node, unit = node.parts[0], node.parts[1].text
+        if node.kind == "deg" and unit in ("", *_SCALES):
+            node, unit = node.parts[0], _SCALES.get(unit, "degree")
         if money and unit not in ("", money):
             raise NotReadable("two units")
         if unit or money:

@@ -1,96 +1,24 @@
-"""The tree of an answer, and the lower half of its grammar: products, powers, functions, brackets.
-
-kind      text             parts
-num       digits           -                      "12.5", exponents and recurring decimals included
-sym       its name         -                      a variable, also `x_1` and `f'`
-const     pi e i inf R Z Q N C empty              -
-neg add mul div pow mixed fact pct deg abs        operands, in order
-call      sin, sqrt, ...   arguments              `log` and `root` have two, the base or degree last
-base      digits           -                      "1011_2"
-unit      cm, m/s, ...     the value
-text      words            -
-rel       "= < <= ..."     sides                  one operator fewer than sides
-list      "," or "or"/"and"  items                no brackets around them
-pm        -                a, b                   a plus or minus b
-group     "()" "[)" ...    items                  an interval or a tuple: which, only the other side can tell
-set       -                items
-such      -                variable, condition    {x | x > 2}
-union inter minus          sets
-in        -                variable, set
-ratio     -                sides                  2:3, also times of day
-matrix    columns          entries, row by row
-"""
+"""The lower half of the grammar of answers: products, powers, functions, brackets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn
 
 from hf_rlx.verifiers.latex_tokens import CONSTANTS, FUNCTIONS, Token
-
-
-class Node(NamedTuple):
-    """One part of an answer, see the table above."""
-
-    kind: str
-    text: str = ""
-    parts: tuple[Node, ...] = ()
-
-
-class NotReadable(ValueError):  # noqa: N818 - it is an answer's property, not a fault of ours
-    """The text is no answer that this grammar knows."""
-
+from hf_rlx.verifiers.latex_tree import Cursor, Node, NotReadable
 
 _TIMES = {"*", "\\cdot", "\\times", "\\ast"}
 _OVER = {"/", "\\div"}
 _CLOSERS = {"(": ")]", "[": ")]", "\\langle": ["\\rangle"]}
 _PAIRS = {"|": ("|", "abs"), "\\lvert": ("\\rvert", "abs"), "\\lfloor": ("\\rfloor", "floor")}
 _PAIRS |= {"\\lceil": ("\\rceil", "ceil")}
+_FIGURES = {"\\angle", "\\triangle"}
 _DECORATED = {"\\overline", "\\bar", "\\vec", "\\hat", "\\tilde", "\\overrightarrow"}
 
 
 @dataclass
-class Terms:
-    """A cursor over tokens, and what can stand in a product. `latex` knows what can stand around one."""
-
-    tokens: list[Token]
-    at: int = 0
-
-    @property
-    def token(self) -> Token | None:
-        """The token here; None at the end."""
-        return self.tokens[self.at] if self.at < len(self.tokens) else None
-
-    def sees(self, *texts: str) -> bool:
-        """Whether the token here is one of these, and not inside `\\text`."""
-        token = self.token
-        return token is not None and token.kind != "text" and token.text in texts
-
-    def take(self, *texts: str) -> bool:
-        """Step over the token here if it is one of these; whether it was."""
-        found = self.sees(*texts)
-        self.at += found
-        return found
-
-    def need(self, *texts: str) -> str:
-        """Step over the token here, which must be one of these.
-
-        Raises:
-            NotReadable: it is none of them.
-        """
-        if not self.sees(*texts):
-            self.fail()
-        self.at += 1
-        return self.tokens[self.at - 1].text
-
-    def fail(self) -> NoReturn:
-        """Raises: NotReadable, always."""
-        token = self.token
-        raise NotReadable("it ends too early" if token is None else f"unexpected {token.text[:20]!r}")
-
-    def kind_after(self) -> str:
-        """Kind of the token after this one; "" at the end."""
-        return self.tokens[self.at + 1].kind if self.at + 1 < len(self.tokens) else ""
+class Terms(Cursor):
+    """What can stand in a product. `latex` knows what can stand around one."""
 
     def items(self) -> Node:
         """See `latex`."""
@@ -156,6 +84,8 @@ class Terms:
         token = self.token
         assert token is not None
         whole = left.kind == "num" and left.text.isdigit()
+        if token.kind == "num" and left.kind == "fact":
+            return Node("mul", "", (left, self.power()))
         if token.kind == "num":
             if not whole or not token.spaced:
                 raise NotReadable("two numbers side by side")
@@ -163,8 +93,13 @@ class Terms:
             if not (self.sees("/") and right.kind == "num"):
                 raise NotReadable("two numbers side by side")
             self.at += 1
-            return self.mixed(left, Node("div", "", (right, self.power())))
+            bottom = self.power()
+            if bottom.kind == "pct":
+                return Node("pct", "", (self.mixed(left, Node("div", "", (right, *bottom.parts))),))
+            return self.mixed(left, Node("div", "", (right, bottom)))
         right = self.power()
+        if whole and right.kind == "pct" and right.parts[0].kind == "div":  # the sign belongs to both
+            return Node("pct", "", (self.mixed(left, right.parts[0]),))
         if whole and right.kind == "div" and all(p.kind == "num" for p in right.parts):
             return self.mixed(left, right)
         return Node("mul", "", (left, right))
@@ -286,7 +221,18 @@ class Terms:
         if opener in _DECORATED:
             self.at += 1
             return Node("sym", f"{opener} {self.raw()}")
+        if opener in _FIGURES:
+            self.at += 1
+            return Node("sym", f"{opener} {self.points()}")
         self.fail()
+
+    def points(self) -> str:
+        """The capital letters that name a figure."""
+        found = ""
+        while (token := self.token) is not None and token.kind in ("sym", "word") and token.text.isupper():
+            found += token.text
+            self.at += 1
+        return found or self.fail()
 
     def raw(self) -> str:
         """The text of a group in braces that holds letters and digits only."""
@@ -380,6 +326,8 @@ class Terms:
         self.need("\\{")
         if self.take("\\}"):
             return Node("const", "empty")
+        if self.kind_after() == "op" and self.tokens[self.at + 1].text in (":", "\\colon") and self.token is not None:
+            return self.such()
         inner = self.items()
         if self.take("\\mid", "|", ":"):
             condition = self.items()
@@ -389,6 +337,14 @@ class Terms:
         if inner.kind == "ratio" and len(inner.parts) == 2:
             return Node("such", "", inner.parts)
         return Node("set", "", inner.parts if inner.kind == "list" else (inner,))
+
+    def such(self) -> Node:
+        """`x : condition}`."""
+        name = self.primary()
+        self.need(":", "\\colon")
+        condition = self.items()
+        self.need("\\}")
+        return Node("such", "", (name, condition))
 
     def matrix(self) -> Node:
         """A matrix environment."""

@@ -71,6 +71,8 @@ _CHARACTERS = str.maketrans(
         },
     }
 )
+_HALF = r"([apAP])\.\s?[mM](?:\.|(?![A-Za-z]))"
+_ORDINAL = r"(?:st|nd|rd|th|\\(?:text|mathrm|mbox)\s*\{\s*(?:st|nd|rd|th)\s*\})"
 # Mark-up that changes how an answer looks but not what it says. Applied in order.
 _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), new)
@@ -97,9 +99,13 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\(?:text|mathrm|mbox)\s*\{\s*(?:percent|per cent|pct|percentage)\s*\}", r"\\%"),
         (r"(?<=[\d} ])\s*\b(?:percent|per cent|pct)\b", r"\\%"),
         (r"\\(?:text|textbf|textrm|mbox)\s*\{\s*(-?[\d.,/]*\d)\s*([^{}]*)\}", r" \1 \\text{\2}"),
+        (r"\\text\s*\{\s*(-?)\s*infinity\s*\}", r"\1\\infty "),
+        (rf"(?<=\d)\s*(?:\\text\s*\{{\s*{_HALF}\s*\}}|{_HALF})", r" \\text{\1\2m}"),
+        (rf"(?<=\d)(?:{_ORDINAL}|\^{_ORDINAL}|\^\{{{_ORDINAL}\}})(?![A-Za-z]|\s*\d)", ""),
         (r"\\[()\[\]]|\*\*|`|(?<!\\)\$", " "),
     )
 )
+_ROOT_OF = re.compile(r"√\s*(\d+(?:\.\d+)?)")
 _DOUBLED = re.compile(r"\\(?=\\[A-Za-z])")  # escaped once too often; in a matrix it ends a row
 _TEXT = r"\\(?P<command>text(?:bf|it|rm|sf|normal)?|mbox|mathrm|mathbf|mathit|operatorname|boldsymbol|rm|bf)\s*"
 _TOKEN = re.compile(
@@ -108,6 +114,7 @@ _TOKEN = re.compile(
     r"|(?P<grouped>\d{1,3}(?:,\d{3})+(?![\d,]*\d)(?:\.\d+)?)"
     r"|(?P<spread>\d{1,3}(?: \d{3})+(?! ?[\d/.]))"
     r"|(?P<recurring>\d+\.\d*)\\(?:overline|bar|dot)\s*\{(?P<period>\d+)\}"
+    r"|(?P<hex>(?=[0-9A-F]{2})[0-9A-F]{0,40}[A-F][0-9A-F]{0,40}(?=_(?:1[26](?!\d)|\{1[26]\})))"
     r"|(?P<num>(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+(?![\d.A-Za-z]))?)"
     r"|(?P<command2>\\[A-Za-z]+|\\[{}|%$\\#&])"
     r"|(?P<letters>[A-Za-z]+)"
@@ -128,7 +135,7 @@ def _rewritten(match: re.Match[str], how: str) -> str:
 
 def normalise(text: str) -> str:
     """The answer without mark-up: dollars, spacing and sizing commands, look-alike characters."""
-    text = text.translate(_CHARACTERS)
+    text = _ROOT_OF.sub(r"\\sqrt{\1}", text).translate(_CHARACTERS)
     if "matrix" not in text:
         text = _DOUBLED.sub("", text)
     for pattern, new in _REWRITES:
@@ -166,7 +173,7 @@ def tokenize(text: str) -> list[Token]:
             found.append(Token("num", re.sub("[, ]", "", value), spaced))
         elif kind == "period":
             found.append(Token("num", f"{match['recurring']}({match['period']})", spaced))
-        elif kind == "num":
+        elif kind in ("num", "hex"):
             found.append(Token("num", value, spaced))
         elif kind == "letters":
             found += _letters(value, found, spaced, text[position:])

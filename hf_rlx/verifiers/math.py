@@ -12,20 +12,21 @@ import importlib.util
 import math
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, get_args
 
-from hf_rlx.verifiers.answers import HASH, Place, candidates, joint_boxes
+from hf_rlx.verifiers.answers import HASH, Place, candidates, joint_boxes, option
 from hf_rlx.verifiers.compare import ExactOnly, NeedsAlgebra, Rules, agree
 from hf_rlx.verifiers.exact import TooLarge, exact
-from hf_rlx.verifiers.latex import Node, NotReadable, read
+from hf_rlx.verifiers.latex import read
 from hf_rlx.verifiers.latex_tokens import normalise
-from hf_rlx.verifiers.text import Completion, column_of, completion_text
-from hf_rlx.verifiers.verdict import Verdict, settle
+from hf_rlx.verifiers.latex_tree import Node, NotReadable
+from hf_rlx.verifiers.text import Completion, column_of, completion_text, gold_column
+from hf_rlx.verifiers.verdict import JudgedRows, Verdict
 from hf_rlx.verifiers.workers import Outcome, WorkerPool
 
 MAX_LENGTH = 2000
@@ -35,6 +36,7 @@ _MAX_GOLD = 20_000
 _STARVED = 0.1  # share of its limit in processor time below which a late job was not given a chance
 _CACHE = 8192
 _BRACKET = re.compile(r"\\?[()\[\]{}]")
+_WORD = re.compile(r"\\text\{\s*([A-Za-z]{2,})\s*\}")
 _BARE_UNIT = re.compile(r"(-?[\d.,/]*\d) +([mgshlLNJWVAKF])")
 # Answers in several plain words. Other prose is no gold answer: nobody can tell what would be equal to it.
 _PHRASES = {
@@ -59,13 +61,15 @@ class _Read:
     Args:
         text: without mark-up and spaces, for comparing as written.
         node: what it says.
+        option: the letter that it names, of gold only; else "".
     """
 
     text: str
     node: Node
+    option: str = ""
 
 
-class MathVerifier:
+class MathVerifier(JudgedRows):
     """Reward function: 1.0 when a completion's final answer equals the gold answer, else 0.0.
 
     Understands integers, decimals, fractions, mixed and recurring numbers, percentages, thousands groups, units,
@@ -101,9 +105,14 @@ class MathVerifier:
         unparsable_gold: completions so far whose gold answer could not be read. They score None, so a broken row
             neither rewards nor punishes.
 
+    `<name>/unparsable_gold` is logged beside `<name>/failed`.
+
     Raises:
         ValueError: for an unknown `extract` or `units`, negative `decimals`, or a `timeout` that is not positive.
         ImportError: SymPy is not installed.
+
+    >>> MathVerifier()(["1/4 + 1/4?"], ["It is a half.\\n#### 0.5"], answer=["1/2"])
+    [1.0]
     """
 
     def __init__(
@@ -142,41 +151,16 @@ class MathVerifier:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_known": {}}
 
-    def __call__(
-        self,
-        prompts: list[Completion],
-        completions: list[Completion],
-        log_extra: Callable[[str, list], None] | None = None,
-        log_metric: Callable[[str, float], None] | None = None,
-        **columns: Any,
-    ) -> list[float | None]:
-        """One reward a completion: 1.0, 0.0, or None where there is no verdict.
-
-        Args:
-            prompts: not read; part of the reward-function contract.
-            completions: plain strings, or message lists whose last assistant message is judged.
-            log_extra: gets the column `<name>/reason`.
-            log_metric: gets `<name>/failed` and `<name>/unparsable_gold`, completions of this call.
-            columns: dataset columns, one value per completion.
-
-        Raises:
-            ValueError: the answer column is missing or of another length.
-            VerifierBrokenError: more than `max_failed` of the answers have no verdict for a reason of our own.
-            WorkersBrokenError: the worker process cannot start.
-        """
-        column = self.column or ("solution" if "answer" not in columns and "solution" in columns else "answer")
-        golds = column_of(columns, column, len(completions), self.__name__)
+    def _verdicts(self, completions: Sequence[Completion], columns: dict[str, Any]) -> list[Verdict]:
+        golds = column_of(columns, gold_column(columns, self.column), len(completions), self.__name__)
         pairs = list(zip(map(completion_text, completions), golds, strict=True))
         with ThreadPoolExecutor(max(1, min(len(pairs), 8)), "math") as threads:  # they wait, children compute
             verdicts = [job() if callable(job) else job for job in [self._judge(*pair, threads) for pair in pairs]]
-        unread = sum(v.reason.startswith(_UNREAD) for v in verdicts)
-        self.unparsable_gold += unread
-        if log_metric is not None:
-            log_metric(f"{self.__name__}/unparsable_gold", float(unread))
-        # Rows without a gold answer are the data's fault, which must not stop a run.
-        failed = sum(v.outcome == "failed" for v in verdicts) - unread
-        limit = self.max_failed if failed > max(1.0, self.max_failed * len(verdicts)) else 1.0
-        return settle(self.__name__, verdicts, limit, log_extra, log_metric)
+        self.unparsable_gold += _unread(verdicts)
+        return verdicts
+
+    def _more_metrics(self, verdicts: list[Verdict]) -> dict[str, float]:
+        return {"unparsable_gold": float(_unread(verdicts))}
 
     def judge(self, completion: str, gold: Any) -> Verdict:
         """The verdict on one completion; gold as in the answer column."""
@@ -199,7 +183,7 @@ class MathVerifier:
         """The verdict, or where algebra is needed what waits for it."""
         right = _gold(gold)
         if isinstance(right, str):
-            return Verdict("failed", f"{_UNREAD}: {right}")
+            return Verdict("failed", f"{_UNREAD}: {right}", excused=True)
         answer = _answer(found, right)
         if isinstance(answer, Verdict):
             return answer
@@ -248,6 +232,11 @@ def _pool(memory: int) -> WorkerPool:
         return _POOLS[memory]
 
 
+def _unread(verdicts: list[Verdict]) -> int:
+    """How many have no verdict because of their gold answer. The data's fault, which must not stop a run."""
+    return sum(v.reason.startswith(_UNREAD) for v in verdicts)
+
+
 def _verdict(outcome: Outcome, timeout: float) -> Verdict:
     if outcome.lost == "late":
         if outcome.cpu < _STARVED * timeout:
@@ -258,7 +247,7 @@ def _verdict(outcome: Outcome, timeout: float) -> Verdict:
     if outcome.lost == "broken":
         return Verdict("failed", f"the worker was lost twice ({outcome.how})")
     if "gold" in outcome.value:
-        return Verdict("failed", f"{_UNREAD}: {outcome.value['gold']}")
+        return Verdict("failed", f"{_UNREAD}: {outcome.value['gold']}", excused=True)
     if outcome.value["equal"]:
         return Verdict("right", "equal by algebra")
     return Verdict("wrong", outcome.value.get("reason", "different by algebra"))
@@ -288,6 +277,8 @@ def _gold_text(text: str) -> _Read | str:
     text = normalise(text)
     if bare := _BARE_UNIT.fullmatch(text):
         text = f"{bare[1]} \\text{{{bare[2]}}}"
+    letter, rest = option(text) or ("", "")
+    text = rest or letter or text
     if _depth(text) > MAX_DEPTH:
         return "nested too deeply"
     try:
@@ -296,7 +287,19 @@ def _gold_text(text: str) -> _Read | str:
         return str(error)
     if node.kind == "text" and "\\" not in text and " " in node.text and node.text.casefold() not in _PHRASES:
         return "prose"
-    return _Read(_plain(text), node)
+    return _Read(_plain(text), node, letter)
+
+
+def _chosen(text: str, gold: _Read) -> str | Verdict:
+    """What an answer says beside the option that it names, or the verdict where the option decides."""
+    letter, rest = option(text) or ("", "")
+    if not letter or not (gold.option or (rest and not re.search(r"[A-J]", gold.text))):
+        return text
+    if gold.option and letter != gold.option:
+        return Verdict("wrong", "another option")
+    if not rest or gold.text == gold.option:
+        return Verdict("right", "the option")
+    return rest
 
 
 def _answer(found: list[str], gold: _Read) -> _Read | Verdict:
@@ -307,8 +310,14 @@ def _answer(found: list[str], gold: _Read) -> _Read | Verdict:
             return Verdict("wrong", f"refused: {len(text)} characters")
         text = normalise(text)
         plain = _plain(text)
-        if plain == gold.text:
+        worded = _WORD.fullmatch(plain)
+        if plain == gold.text or (worded and worded[1].casefold() == gold.text.casefold()):
             return Verdict("right", "equal as written")
+        chosen = _chosen(text, gold)
+        if isinstance(chosen, Verdict):
+            return chosen
+        if chosen != text:
+            text, plain = chosen, _plain(chosen)
         if len(text) > MAX_LENGTH:
             return Verdict("wrong", f"refused: {len(text)} characters")
         if _depth(text) > MAX_DEPTH:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import functools
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from hf_rlx.verifiers.answers import after_thinking, last_tag
 from hf_rlx.verifiers.text import Completion, column_of, message_text
-from hf_rlx.verifiers.verdict import Verdict, settle
+from hf_rlx.verifiers.verdict import JudgedRows, Verdict
 
 Play = Literal["game", "move"]
 Move = tuple[int, int]
@@ -114,7 +114,7 @@ def read_moves(text: str) -> list[Move] | None:
     return [(int(pile) - 1, int(count)) for pile, count in pairs]
 
 
-class NimVerifier:
+class NimVerifier(JudgedRows):
     """Reward function: 1.0 for winning play from the row's state, against an opponent that plays perfectly.
 
     The model moves first. `play="game"`: its moves are replayed, the opponent answers each by `Nim.best_move`, and the
@@ -133,6 +133,9 @@ class NimVerifier:
 
     Raises:
         ValueError: an unknown `play`, or `legal` outside 0..1.
+
+    >>> NimVerifier()(["Take the last one."], ["Moves: 1:1"], state=["1"])
+    [1.0]
     """
 
     def __init__(
@@ -154,35 +157,13 @@ class NimVerifier:
         self.column = column
         self.__name__ = name
 
-    def __call__(
-        self,
-        prompts: list[Completion],
-        completions: list[Completion],
-        log_extra: Callable[[str, list], None] | None = None,
-        log_metric: Callable[[str, float], None] | None = None,
-        **columns: Any,
-    ) -> list[float | None]:
-        """One reward a completion: 1.0, 0.0 (or `legal`), or None where the row holds no state.
-
-        Args:
-            prompts: not read; part of the reward-function contract.
-            completions: plain strings, or message lists; see the class.
-            log_extra: gets the column `<name>/reason`.
-            log_metric: gets `<name>/failed`, the rows without a state, and `<name>/legal`, the share of completions
-                with legal play.
-            columns: dataset columns, one value per completion.
-
-        Raises:
-            ValueError: the column is missing or of another length, or holds something that is no state.
-        """
+    def _verdicts(self, completions: Sequence[Completion], columns: dict[str, Any]) -> list[Verdict]:
         states = column_of(columns, self.column, len(completions), self.__name__)
-        judged = [self._judge(completion, state) for completion, state in zip(completions, states, strict=True)]
-        rewards = settle(self.__name__, [verdict for verdict, _ in judged], 1.0, log_extra, log_metric)
-        if log_metric is not None and judged:
-            log_metric(f"{self.__name__}/legal", sum(legal for _, legal in judged) / len(judged))
-        if not self.graded:
-            return rewards
-        return [self.legal if r == 0 and legal else r for r, (_, legal) in zip(rewards, judged, strict=True)]
+        return [self.judge(completion, state) for completion, state in zip(completions, states, strict=True)]
+
+    def _more_metrics(self, verdicts: list[Verdict]) -> dict[str, float]:
+        legal = sum(v.outcome == "right" or v.credit is not None for v in verdicts)
+        return {"legal": legal / len(verdicts)} if verdicts else {}
 
     def judge(self, completion: Completion, state: str | None) -> Verdict:
         """The verdict on one completion; the state as in the column.
@@ -190,36 +171,32 @@ class NimVerifier:
         Raises:
             ValueError: the state is not None and no state.
         """
-        return self._judge(completion, state)[0]
-
-    def _judge(self, completion: Completion, state: str | None) -> tuple[Verdict, bool]:
-        """The verdict, and whether play was legal to its end."""
         if state is None:
-            return Verdict("failed", "the row holds no state"), False
+            return Verdict("failed", "the row holds no state", excused=True)
         game = Nim.read(state)
         moves: list[Move] = []
         for turn in _turns(completion):
             if (found := read_moves(turn)) is None:
-                return Verdict("wrong", "no moves found"), False
+                return Verdict("wrong", "no moves found")
             moves += found
         if not moves:
-            return Verdict("wrong", "no moves found"), False
+            return Verdict("wrong", "no moves found")
         try:
-            return self._one_move(game, moves) if self.play == "move" else _replay(game, moves)
+            return self._one_move(game, moves) if self.play == "move" else _replay(game, moves, self.legal)
         except ValueError as error:
-            return Verdict("wrong", f"illegal: {error}"), False
+            return Verdict("wrong", f"illegal: {error}")
 
-    def _one_move(self, game: Nim, moves: list[Move]) -> tuple[Verdict, bool]:
+    def _one_move(self, game: Nim, moves: list[Move]) -> Verdict:
         if len(moves) > 1:
-            return Verdict("wrong", f"{len(moves)} moves where one was asked for"), False
+            return Verdict("wrong", f"{len(moves)} moves where one was asked for")
         after = game.play(moves[0])
         if after.winning:
-            return Verdict("wrong", "the opponent wins from there"), True
-        return Verdict("right", "the opponent is lost"), True
+            return Verdict("wrong", "the opponent wins from there", self.legal)
+        return Verdict("right", "the opponent is lost")
 
 
-def _replay(game: Nim, moves: list[Move]) -> tuple[Verdict, bool]:
-    """The whole game.
+def _replay(game: Nim, moves: list[Move], legal: float) -> Verdict:
+    """The whole game; `legal` is the credit for one that is lost.
 
     Raises:
         ValueError: a move is illegal, or comes after the end.
@@ -230,13 +207,13 @@ def _replay(game: Nim, moves: list[Move]) -> tuple[Verdict, bool]:
         if game.over:
             if not last:
                 raise ValueError(f"{len(moves) - number} moves after the end of the game")
-            return Verdict("right", "the last object is the model's"), True
+            return Verdict("right", "the last object is the model's")
         game = game.play(game.best_move())
         if game.over:
             if not last:
                 raise ValueError(f"{len(moves) - number} moves after the end of the game")
-            return Verdict("wrong", "the last object is the opponent's"), True
-    return Verdict("wrong", f"the game is not over: {game}"), False
+            return Verdict("wrong", "the last object is the opponent's", legal)
+    return Verdict("wrong", f"the game is not over: {game}")
 
 
 def _turns(completion: Completion) -> list[str]:

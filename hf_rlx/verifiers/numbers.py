@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any, Literal, get_args
 
 from hf_rlx.verifiers.answers import HASH, last_boxed
-from hf_rlx.verifiers.text import Completion, column_of, completion_text
+from hf_rlx.verifiers.text import Completion, column_of, completion_text, gold_column
 
 Extract = Literal["last", "first", "boxed", "hash", "answer_line", "whole"]
 
@@ -164,7 +164,8 @@ class NumberVerifier:
             - `"answer_line"`: after the last `answer:` or `answer is`, to the end of the sentence.
 
             In the last three the span may add words (`42 apples`, `x = 42`), but must hold one number only.
-        column: dataset column with the right answers: numbers, or text as `gold_number` reads it.
+        column: dataset column with the right answers: numbers, or text as `gold_number` reads it. None: `answer`, or
+            `solution` where there is no `answer`.
 
     Attributes:
         unparsable_gold: rows so far whose answer column held no number. They score None ("does not apply"), so a
@@ -172,9 +173,12 @@ class NumberVerifier:
 
     Raises:
         ValueError: for an unknown `extract`.
+
+    >>> NumberVerifier("hash")(["6 * 7?", "6 * 7?"], ["#### 42", "#### 41"], answer=[42, 42])
+    [1.0, 0.0]
     """
 
-    def __init__(self, extract: Extract = "last", column: str = "answer") -> None:
+    def __init__(self, extract: Extract = "last", column: str | None = None) -> None:
         if extract not in get_args(Extract):
             raise ValueError(f"extract must be one of {list(get_args(Extract))}, not {extract!r}.")
         self.extract: Extract = extract
@@ -188,13 +192,13 @@ class NumberVerifier:
         Args:
             prompts: not read; part of the reward-function contract.
             completions: plain strings, or message lists whose last assistant message is judged.
-            columns: dataset columns, one value per completion; `self.column` must be among them.
+            columns: dataset columns, one value per completion; the one with the answers must be among them.
 
         Raises:
             ValueError: when the answer column is missing or of another length.
         """
         scores: list[float | None] = []
-        answers = column_of(columns, self.column, len(completions), self.__name__)
+        answers = column_of(columns, gold_column(columns, self.column), len(completions), self.__name__)
         for completion, answer in zip(completions, answers, strict=True):
             gold = gold_number(answer)
             if gold is None:

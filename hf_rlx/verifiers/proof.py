@@ -26,7 +26,7 @@ from hf_rlx.verifiers.boxes import BoxFailureError, CandidateError, Ended
 from hf_rlx.verifiers.code_tests import extract_code
 from hf_rlx.verifiers.sandbox import Sandbox, Wanted
 from hf_rlx.verifiers.text import Completion, column_of, completion_text
-from hf_rlx.verifiers.verdict import Verdict, settle
+from hf_rlx.verifiers.verdict import JudgedRows, Verdict
 
 LATE = "time-out"
 _NAME = re.compile(r"[A-Za-z_][\w']*(?:\.[A-Za-z_][\w']*)*")
@@ -84,8 +84,12 @@ class _BoxedWorkplace:
         return self.folder.run(argv, seconds, {}, self.prover.env)
 
 
-class _ProofVerifier:
-    """What Coq's and Lean's verifiers share: columns, retry, outcomes. Subclasses say how one proof is judged."""
+class _ProofVerifier(JudgedRows):
+    """What Coq's and Lean's verifiers share: columns, retry, outcomes. Subclasses say how one proof is judged.
+
+    `self.column` holds the statement, the optional column `theorem` the name that the completion must prove it under
+    ("answer" without), the optional `header` what both files start with. `<name>/level` is logged beside the reason.
+    """
 
     tags: tuple[str, ...] = ()
 
@@ -99,37 +103,16 @@ class _ProofVerifier:
         self.level = level
         self.__name__ = name
 
-    def __call__(
-        self,
-        prompts: Sequence[Completion],
-        completions: Sequence[Completion],
-        log_extra: Callable[[str, list], None] | None = None,
-        log_metric: Callable[[str, float], None] | None = None,
-        **columns: Any,
-    ) -> list[float | None]:
-        """One reward per completion: 1.0, 0.0, or None for a time-out or a failure of the prover's.
-
-        Args:
-            prompts: not read; part of the reward-function contract.
-            completions: strings, or message lists whose last assistant message is judged.
-            log_extra, log_metric: what trainers pass; get `<name>/reason`, `<name>/level`, `<name>/failed`.
-            columns: dataset columns; `self.column` holds the statement, optional `theorem` the name that the
-                completion must prove it under ("answer" without), optional `header` what both files start with.
-
-        Raises:
-            ValueError: when the column is missing or of another length.
-            VerifierBrokenError: too many failures in this batch; time-outs are none.
-        """
+    def _verdicts(self, completions: Sequence[Completion], columns: dict[str, Any]) -> list[Verdict]:
         n = len(completions)
         statements = column_of(columns, self.column, n, self.__name__)
         names = columns.get("theorem") or ["answer"] * n
         headers = columns.get("header") or [""] * n
         texts = [completion_text(completion) for completion in completions]
-        verdicts = [self.judge(*row) for row in zip(texts, statements, names, headers, strict=True)]
-        settle(self.__name__, [v for v in verdicts if v.reason != LATE], self.max_failed)
-        if log_extra is not None:
-            log_extra(f"{self.__name__}/level", [self.level] * n)
-        return settle(self.__name__, verdicts, 1.0, log_extra, log_metric)
+        return [self.judge(*row) for row in zip(texts, statements, names, headers, strict=True)]
+
+    def _more_columns(self, verdicts: list[Verdict]) -> dict[str, list[Any]]:
+        return {"level": [self.level] * len(verdicts)}
 
     def judge(self, text: str, statement: str, theorem: str = "answer", header: str | None = "") -> Verdict:
         """The verdict on one completion.
@@ -154,7 +137,7 @@ class _ProofVerifier:
             with self.prover.open() as place:
                 return self._check(place, proof, statement, theorem, header)
         except CandidateError as error:
-            return Verdict("failed", LATE) if str(error) == LATE else Verdict("wrong", str(error))
+            return Verdict("failed", LATE, excused=True) if str(error) == LATE else Verdict("wrong", str(error))
         except BoxFailureError as error:
             return Verdict("failed", str(error))
 
@@ -181,6 +164,9 @@ class CoqVerifier(_ProofVerifier):
 
     Raises:
         ProverUnavailable: no coqc on the PATH. SandboxUnavailable: no box of the wanted level here.
+
+    >>> CoqVerifier()(["Prove it."], ["Theorem answer : True. Proof. exact I. Qed."], statement=["True"])
+    [1.0]
     """
 
     tags = ("", "coq", "v", "rocq")
@@ -290,8 +276,14 @@ LEAN_AXIOMS = ("propext", "Classical.choice", "Quot.sound")
 _LEAN_REFUSED = re.compile(
     r"\b(sorry|admit|axiom|native_decide|unsafe|implemented_by|extern|csimp|macro|macro_rules|syntax|elab|elab_rules|"
     r"declare_syntax_cat|run_cmd|run_tac|run_elab|run_meta|initialize|builtin_initialize|skipKernelTC|import|"
-    r"(?<!local )notation|(?<!local )(?:infixl?|infixr|prefix|postfix))\b|#eval|#exit"
+    r"(?<!local )notation|(?<!local )(?:infixl?|infixr|prefix|postfix)|Lean|\w*_elab\w*|\w*_parser\w*|d?simproc\w*|"
+    r"builtin_\w+|declare_\w+|register_\w+|delab\w*|app_unexpander)\b|#eval|#exit"
+    r"|(?:@|attribute\s{0,9})\[[^\]]{0,200}\b(?:tactic|init)\b"
 )
+# Where only Lean's own reader knows what is a comment or a string: next to other signs, in «names», in characters.
+_LEAN_TRICKY = re.compile(r"«|'\\?\"|[^\s/-]--|\S/-|/--?/|-/-|--/")
+_LEAN_CODE = re.compile(r'--[^\n]*|/-|(?<![^\s(\[{,:=⟨])"(?:\\.|[^"\\])*+"?|"', re.DOTALL)
+_LEAN_COMMENT = re.compile(r"/-|-/")
 
 
 def lean_axioms(output: str, theorem: str) -> tuple[str, ...] | None:
@@ -311,16 +303,21 @@ def lean_axioms(output: str, theorem: str) -> tuple[str, ...] | None:
 
 
 def _without_comments(source: str) -> str:
-    """Lean source without comments, nested ones too, and without what stands in strings."""
+    """Lean source without comments, nested ones too, and without what stands in strings; all of it where a reader
+    less exact than Lean's could take code for either, so that nothing hides there. Linear in the length."""
+    if _LEAN_TRICKY.search(source):
+        return source
     kept: list[str] = []
-    depth = 0
-    for part in re.split(r'(/-|-/|--[^\n]*|"(?:\\.|[^"\\])*")', source):
-        if part == "/-":
-            depth += 1
-        elif part == "-/" and depth:
-            depth -= 1
-        elif depth == 0 and not part.startswith(("--", '"')):
-            kept.append(part)
+    at = depth = 0
+    while found := (_LEAN_COMMENT if depth else _LEAN_CODE).search(source, at):
+        if found[0] == '"':  # of r"..." or s!"...{code}..."
+            return source
+        if not depth:
+            kept.append(source[at : found.start()])
+        depth += {"/-": 1, "-/": -1}.get(found[0], 0)
+        at = found.end()
+    if not depth:
+        kept.append(source[at:])
     return " ".join(kept)
 
 
@@ -344,6 +341,9 @@ class LeanVerifier(_ProofVerifier):
 
     Raises:
         ProverUnavailable: no lean on the PATH and no prover given. SandboxUnavailable: no box of the wanted level.
+
+    >>> LeanVerifier()(["Prove it."], ["theorem answer : 1 + 1 = 2 := rfl"], statement=["1 + 1 = 2"])
+    [1.0]
     """
 
     tags = ("", "lean", "lean4")
@@ -379,7 +379,7 @@ class LeanVerifier(_ProofVerifier):
         if compiled.code != 0 or "declaration uses 'sorry'" in said or "declaration uses `sorry`" in said:
             return Verdict("wrong", f"does not compile: {_complaint(compiled)}")
         ours = f"checked_{secrets.token_hex(8)}"
-        source = f"import HfRlxGoal\nimport HfRlxCandidate\ntheorem {ours} : HfRlxGoal := {theorem}\n"
+        source = f"import HfRlxGoal\nimport HfRlxCandidate\ntheorem {ours} : _root_.HfRlxGoal := {theorem}\n"
         checked = place.compile("HfRlxCheck", f"{source}#print axioms {ours}\n", self.time_limit)
         if checked.code != 0:
             return Verdict("wrong", f"not a proof of the statement: {_complaint(checked)}")

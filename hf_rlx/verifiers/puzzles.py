@@ -27,6 +27,9 @@ class PuzzleVerifier:
         ImportError: reasoning-gym is needed and not installed; the message names the command.
         ValueError: the name is unknown, or `graded` is asked of a puzzle that is right or wrong only.
         TypeError: an option that the verifier does not have.
+
+    >>> PuzzleVerifier("countdown")(["Make 3."], ["1 + 2"], numbers=[[1, 2]], target=[3])
+    [1.0]
     """
 
     def __init__(self, name: str, *, graded: bool = False, **options: Any) -> None:

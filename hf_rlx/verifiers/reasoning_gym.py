@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hf_rlx.verifiers.answers import last_tag
 from hf_rlx.verifiers.gym_rules import GymScorer
 from hf_rlx.verifiers.text import Completion, column_of, completion_text
-from hf_rlx.verifiers.verdict import Verdict, settle
+from hf_rlx.verifiers.verdict import JudgedRows, Verdict
 
 _LINE = re.compile(r"\banswer\s*:[ \t]*", re.IGNORECASE)
 
@@ -35,7 +36,7 @@ def _untagged(value: dict[str, Any]) -> Any:
     return value
 
 
-class ReasoningGymVerifier:
+class ReasoningGymVerifier(JudgedRows):
     """Reward function: the scorer of a reasoning-gym dataset, for rows of `reasoning_gym_task`.
 
     Scorers are kept from what a model can write, and a few are replaced: see `gym_rules`.
@@ -45,13 +46,16 @@ class ReasoningGymVerifier:
         graded: pay the package's partial credit as it is. Off by default: several scorers pay 0.01 or more for any
             text at all (countdown does), which a policy learns to collect. Off, a score of exactly 1.0 pays 1.0
             and everything else 0.0, so the mean reward is the accuracy.
-        column: dataset column with the entry as JSON text.
+        column: dataset column with the entry as JSON text. A row of another task, where it is None, scores None.
         max_failed: share of completions that the scorer cannot judge, over which it counts as broken.
         settings: the configuration the task was made with.
 
     Raises:
         ImportError: when reasoning-gym is not installed; the message names the command.
         ValueError: when the name is unknown, or its scorer evaluates answers in a way that is not known.
+
+    >>> ReasoningGymVerifier("gcd")(["gcd?"], ["Answer: 4"], metadata=['{"answer": "4"}'])
+    [1.0]
     """
 
     def __init__(
@@ -72,45 +76,13 @@ class ReasoningGymVerifier:
         self.max_failed = max_failed
         self.__name__ = task_name
 
-    def __call__(
-        self,
-        prompts: list[Completion],
-        completions: list[Completion],
-        log_extra: Callable[[str, list], None] | None = None,
-        log_metric: Callable[[str, float], None] | None = None,
-        **columns: Any,
-    ) -> list[float | None]:
-        """One score per completion, in 0..1, where 1.0 means right; None where there is no verdict.
-
-        Args:
-            prompts: not read; part of the reward-function contract.
-            completions: plain strings, or message lists whose last assistant message is judged.
-            log_extra: gets the column `<name>/reason`.
-            log_metric: gets `<name>/failed`, completions without a verdict.
-            columns: dataset columns, one value per completion; `self.column` must be among them. A row of another
-                task, where it is None, scores None.
-
-        Raises:
-            ValueError: when the column is missing or of another length.
-            VerifierBrokenError: more than `max_failed` of the answers have no verdict.
-        """
+    def _verdicts(self, completions: Sequence[Completion], columns: dict[str, Any]) -> list[Verdict]:
         entries = column_of(columns, self.column, len(completions), self.__name__)
-        judged = [
-            self._judge(completion_text(completion), entry)
-            for completion, entry in zip(completions, entries, strict=True)
-        ]
-        # Rows of other tasks are no failure of the scorer's and must not stop a run.
-        failed = sum(
-            entry is not None and v.outcome == "failed" for entry, (v, _) in zip(entries, judged, strict=True)
-        )
-        limit = self.max_failed if failed > max(1.0, self.max_failed * len(judged)) else 1.0
-        rewards = settle(self.__name__, [verdict for verdict, _ in judged], limit, log_extra, log_metric)
-        if not self.graded:
-            return rewards
-        return [None if r is None else score for r, (_, score) in zip(rewards, judged, strict=True)]
+        rows = zip(completions, entries, strict=True)
+        return [self._judge(completion_text(completion), entry) for completion, entry in rows]
 
-    def _judge(self, completion: str, entry: str | None) -> tuple[Verdict, float]:
-        """The verdict, and the package's own score."""
+    def _judge(self, completion: str, entry: str | None) -> Verdict:
         if entry is None:
-            return Verdict("failed", "the row holds no task"), 0.0
-        return self._scorer.judge(final_answer(completion), json.loads(entry, object_hook=_untagged))
+            return Verdict("failed", "the row holds no task", excused=True)
+        verdict, score = self._scorer.judge(final_answer(completion), json.loads(entry, object_hook=_untagged))
+        return replace(verdict, credit=score)

@@ -12,7 +12,10 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from hf_rlx.verifiers.patterns import bounded, is_cheap, spec
 from hf_rlx.verifiers.text import Completion, column_of, completion_text
+
+_LIMIT = 1.0  # seconds for the expression of what a script verifier ignores
 
 Unit = Literal["tokens", "words", "characters"]
 
@@ -48,6 +51,9 @@ class LengthPenalty:
 
     Raises:
         ValueError: not 0 <= soft < hard, or an unknown unit.
+
+    >>> LengthPenalty(1, 3, unit="words")(["?", "?"], ["a", "a b"])
+    [0.0, -0.5]
     """
 
     def __init__(self, soft: int, hard: int, *, unit: Unit = "tokens", name: str = "length") -> None:
@@ -89,6 +95,9 @@ class RepetitionPenalty:
 
     Raises:
         ValueError: n below 1, or an unknown unit.
+
+    >>> RepetitionPenalty(1, unit="words")(["?", "?"], ["a b", "a a"])
+    [0.0, -0.5]
     """
 
     def __init__(self, n: int = 3, *, unit: Unit = "tokens", name: str = "repetition") -> None:
@@ -135,6 +144,9 @@ class EosRequired:
 
     Raises:
         ValueError: no token.
+
+    >>> EosRequired(2)(["?", "?"], ["a", "a"], completion_ids=[[5, 2], [5, 5]])
+    [1.0, 0.0]
     """
 
     def __init__(self, eos_token_id: int | Sequence[int], *, name: str = "ended") -> None:
@@ -174,12 +186,16 @@ class ScriptVerifier:
         scripts: one, or several that count alike, as `("HIRAGANA", "KATAKANA", "CJK")` for Japanese.
         threshold: None pays the share; else 1.0 from this share on and 0.0 below.
         no_letters: score of a completion without letters (`42`); None, no verdict, by default.
-        ignore: regular expression of what is not counted, e.g. "(?s)```.*?```" for blocks of code.
+        ignore: regular expression of what is not counted, e.g. "(?s)```.*?```" for blocks of code. A completion on
+            which it takes more than a second scores 0.
         name: name under which scores are logged.
 
     Raises:
         ValueError: a script that no letter has, or a threshold outside 0..1.
         re.error: `ignore` does not compile.
+
+    >>> ScriptVerifier("LATIN")(["?", "?"], ["abc", "漢字"])
+    [1.0, 0.0]
     """
 
     def __init__(
@@ -209,11 +225,13 @@ class ScriptVerifier:
             completions: plain strings, or message lists whose last assistant message is judged.
             columns: not read.
         """
-        return [self._score(completion_text(completion)) for completion in completions]
+        texts = [completion_text(completion) for completion in completions]
+        if self.ignore is None:
+            return [self._score(text) for text in texts]
+        kept = bounded("sub", spec(self.ignore), texts, _LIMIT, is_cheap(self.ignore, texts))
+        return [self._score(text) if lost is None else lost.reward for text, lost in kept]
 
     def _score(self, text: str) -> float | None:
-        if self.ignore is not None:
-            text = self.ignore.sub(" ", text)
         found = [script for char in unicodedata.normalize("NFKC", text) if (script := _script(char))]
         if not found:
             return self.no_letters

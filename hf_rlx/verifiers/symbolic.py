@@ -18,8 +18,9 @@ from sympy import Expr, Rational, S, Set, Symbol
 
 from hf_rlx.verifiers.compare import Rules, agree, close
 from hf_rlx.verifiers.exact import exact
-from hf_rlx.verifiers.latex import Node, read
+from hf_rlx.verifiers.latex import read
 from hf_rlx.verifiers.latex_tokens import normalise
+from hf_rlx.verifiers.latex_tree import Node
 
 _DIGITS = 50  # of the samples
 _REAL = Rational(1, 10**30)  # a relative imaginary part below this is none

@@ -41,6 +41,11 @@ def completion_text(completion: Completion) -> str:
     return ""
 
 
+def gold_column(columns: dict[str, Any], chosen: str | None) -> str:
+    """The column with gold answers: the chosen one, else `answer`, or `solution` where there is no `answer`."""
+    return chosen or ("solution" if "answer" not in columns and "solution" in columns else "answer")
+
+
 def column_of(columns: dict[str, Any], name: str, n: int, verifier: str) -> Sequence[Any]:
     """Column `name`, one value per completion.
 

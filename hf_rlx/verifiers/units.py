@@ -59,14 +59,16 @@ _SAYS_NOTHING = {"unit", "units"}
 # Words that change the value, or show that this is a sentence.
 _CHANGES = (
     "not or to plus minus times over half halves third thirds fourth fourths quarter quarters fifth fifths fold "
-    "factorial mod modulo choose divided multiplied pi e i squared cubed sqrt alpha beta theta log ln sin cos tan "
-    "x y z n"
+    "sixth sixths seventh sevenths eighth eighths ninth ninths tenth tenths twelfth twelfths hundredth hundredths "
+    "thousandth thousandths millionth millionths tens hundreds thousands millions billions trillions dozens doz "
+    "gross score lakh lakhs crore crores bn mn mln kilo mega giga milli micro nano ppm bps factorial mod modulo "
+    "choose divided multiplied pi e i squared cubed sqrt alpha beta theta log ln sin cos tan x y z n"
 )
 _SENTENCE = (
     "than more less least most negative approximately about approx around if when where is are was equals equal "
-    "into remainder otherwise only either but maybe perhaps possibly even odd prime true false yes no unknown "
-    "undefined none root frac infinity infinite nothing answer wrong incorrect gamma delta epsilon zeta eta iota "
-    "kappa lambda mu nu xi rho sigma tau phi chi psi omega exp"
+    "into remainder otherwise only either but maybe perhaps possibly even odd prime true false yes no unknown zero "
+    "out below k j undefined none root frac infinity infinite nothing answer wrong incorrect gamma delta epsilon "
+    "zeta eta iota kappa lambda mu nu xi rho sigma tau phi chi psi omega exp"
 )
 _CHANGES_VALUE = set(_CHANGES.split())
 _NO_UNIT = (_CHANGES_VALUE | set(_SENTENCE.split())) - set("xyzn")
@@ -83,6 +85,8 @@ def unit_name(text: str) -> str | None:
     words = _WORD.findall(text)
     if re.sub(r"\s", "", "".join(words)) != re.sub(r"\s", "", text).replace("*", "") or len(words) > 8:
         return None
+    if re.search(r"\bper\s+cents?\b", text, re.IGNORECASE):
+        return None
     parts: list[str] = []
     power = ""
     for word in words:
@@ -92,7 +96,7 @@ def unit_name(text: str) -> str | None:
         elif lower in ("squared", "cubed") and parts and parts[-1] in _ALIASES:
             parts[-1] += "^2" if lower == "squared" else "^3"
         elif word.startswith("^") or word.isdigit():
-            if not parts or parts[-1] == "/":
+            if not parts or parts[-1] == "/" or (word.isdigit() and parts[-1] not in _ALIASES):
                 return None
             parts[-1] += word if word.startswith("^") else f"^{word}"
         elif lower in ("per", "/"):

@@ -7,8 +7,10 @@ died twice: nobody's, so the completion gets no reward (None) and leaves its gro
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hf_rlx.verifiers.text import Completion
 
 Outcome = Literal["right", "wrong", "failed"]
 
@@ -27,10 +29,14 @@ class Verdict:
     Args:
         outcome: "right", "wrong" (the candidate's fault, time-out and crash included), "failed" (the verifier's own).
         reason: why, in a few words, for tables and cards.
+        credit: partial credit, in 0..1, that graded verifiers pay in place of 0 and 1; None where there is none.
+        excused: of "failed": the row is to blame or the time ran out, so it says nothing about the verifier.
     """
 
     outcome: Outcome
     reason: str = ""
+    credit: float | None = field(default=None, compare=False)
+    excused: bool = field(default=False, compare=False)
 
     @property
     def reward(self) -> float | None:
@@ -50,20 +56,79 @@ def settle(
     Args:
         name: of the verifier; columns and metrics are called `<name>/...`.
         verdicts: one a completion.
-        max_failed: share of "failed" over which the verifier counts as broken; a single one never does.
+        max_failed: share of "failed" that are not excused over which the verifier counts as broken; a single one
+            never does.
         log_extra, log_metric: what trainers pass to reward functions.
 
     Raises:
         VerifierBrokenError: more than `max_failed` of the verdicts are failures of the verifier's own.
     """
-    failed = [v.reason for v in verdicts if v.outcome == "failed"]
-    if len(failed) > max(1.0, max_failed * len(verdicts)):
+    broken = [v.reason for v in verdicts if v.outcome == "failed" and not v.excused]
+    if len(broken) > max(1.0, max_failed * len(verdicts)):
         raise VerifierBrokenError(
-            f"{name} could not judge {len(failed)} of {len(verdicts)} completions, e.g. {failed[0]!r}; no reward is "
+            f"{name} could not judge {len(broken)} of {len(verdicts)} completions, e.g. {broken[0]!r}; no reward is "
             "better than a random one, so the run stops here"
         )
     if log_extra is not None:
         log_extra(f"{name}/reason", [v.reason for v in verdicts])
     if log_metric is not None:
-        log_metric(f"{name}/failed", float(len(failed)))
+        log_metric(f"{name}/failed", float(sum(v.outcome == "failed" for v in verdicts)))
     return [v.reward for v in verdicts]
+
+
+class JudgedRows:
+    """Base of the verifiers that give a verdict on each completion; what differs is `_verdicts`.
+
+    Attributes:
+        max_failed: see `settle`.
+        graded: whether partial credit is paid.
+    """
+
+    __name__: str
+    max_failed = 0.25
+    graded = False
+
+    def __call__(
+        self,
+        prompts: Sequence[Completion],
+        completions: Sequence[Completion],
+        log_extra: Callable[[str, list], None] | None = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        """One reward a completion: 1.0, 0.0 (or partial credit where that is asked for), or None without a verdict.
+
+        Args:
+            prompts: not read; part of the reward-function contract.
+            completions: plain strings, or message lists whose last assistant message is judged.
+            log_extra: gets the column `<name>/reason`, and what else the class says.
+            log_metric: gets `<name>/failed`, completions without a verdict, and what else the class says.
+            columns: dataset columns, one value per completion; which are read stands at the class.
+
+        Raises:
+            ValueError: a column that is read is missing or of another length.
+            VerifierBrokenError: more than `max_failed` of the completions have no verdict for a reason of our own.
+        """
+        verdicts = self._verdicts(completions, columns)
+        if log_extra is not None:
+            for column, values in self._more_columns(verdicts).items():
+                log_extra(f"{self.__name__}/{column}", values)
+        if log_metric is not None:
+            for metric, value in self._more_metrics(verdicts).items():
+                log_metric(f"{self.__name__}/{metric}", value)
+        rewards = settle(self.__name__, verdicts, self.max_failed, log_extra, log_metric)
+        if not self.graded:
+            return rewards
+        return [r if r is None or v.credit is None else v.credit for r, v in zip(rewards, verdicts, strict=True)]
+
+    def _verdicts(self, completions: Sequence[Completion], columns: dict[str, Any]) -> list[Verdict]:
+        """One verdict a completion."""
+        raise NotImplementedError
+
+    def _more_columns(self, verdicts: list[Verdict]) -> dict[str, list[Any]]:
+        """What is logged beside the reasons, one value a completion."""
+        return {}
+
+    def _more_metrics(self, verdicts: list[Verdict]) -> dict[str, float]:
+        """What is logged beside the number of failures."""
+        return {}

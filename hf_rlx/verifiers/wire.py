@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -129,9 +130,13 @@ def equal(value: Any, expected: Any, tolerance: float | None = None, depth: int 
     return value == expected
 
 
+_INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
+
+
 def same_text(printed: str, expected: str, tolerance: float | None = None) -> bool:
     """Is a program's whole output what was expected? Line by line, spaces at the ends of lines and empty lines at the
-    end aside; the number of lines counts. With a tolerance, words that are numbers may differ by that much.
+    end aside; the number of lines counts. With a tolerance, words that are numbers may differ by that much, except
+    where both are integers.
     """
     lines, wanted = _lines(printed), _lines(expected)
     if tolerance is None or lines == wanted:
@@ -152,7 +157,11 @@ def _same_words(words: Sequence[str], wanted: Sequence[str], tolerance: float) -
 def _same_word(word: str, wanted: str, tolerance: float) -> bool:
     if word == wanted:
         return True
+    if not word.isascii() or "_" in word:  # Python alone takes these for numbers
+        return False
     try:
+        if _INTEGER.fullmatch(word) and _INTEGER.fullmatch(wanted):
+            return int(word) == int(wanted)
         return math.isclose(float(word), float(wanted), rel_tol=tolerance, abs_tol=tolerance)
     except ValueError:
         return False

@@ -238,8 +238,8 @@ class _Zygote:
 
 def _line(sock: socket.socket, deadline: float) -> bytes:
     """Bytes up to a newline; b"" at the end of the stream or the deadline."""
-    found = b""
-    while not found.endswith(b"\n"):
+    found = bytearray()
+    while True:
         left = deadline - time.monotonic()
         if left <= 0:
             return b""
@@ -251,9 +251,8 @@ def _line(sock: socket.socket, deadline: float) -> bytes:
         if not chunk:
             return b""
         found += chunk
-        if b"\n" in found:
-            return found.split(b"\n", 1)[0] + b"\n"
-    return found
+        if b"\n" in chunk:
+            return bytes(found.split(b"\n", 1)[0]) + b"\n"
 
 
 # The zygote's side.

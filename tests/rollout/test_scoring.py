@@ -334,15 +334,20 @@ def test_the_first_fault_in_order_is_raised_and_the_scorer_stays_usable():
 
 def test_after_an_error_what_was_submitted_with_it_is_dropped():
     ran = []
+    all_wait = threading.Event()  # what has not begun is dropped without being cancelled
 
     def bad_first(completions):
         ran.append(completions[0])
         if completions[0] == "bad":
+            assert all_wait.wait(20)
             raise ValueError
         time.sleep(0.4)
         return [1.0]
 
     async def endless(completions):
+        ran.append("begun")
+        if ran.count("begun") == 4:
+            all_wait.set()
         try:
             await asyncio.sleep(0 if completions[0] == "new" else 20)
         except asyncio.CancelledError:

@@ -261,6 +261,19 @@ def test_lean_proofs_from_anything_else(said):
         "#eval IO.println 1\ntheorem answer : 1 + 1 = 2 := rfl",
         "theorem answer : 1 + 1 = 2 := by run_tac pure ()",
         "/- /- -/ -/ @[implemented_by f] def g := 1",
+        "/- -- -/ macro",  # a line comment inside a comment does not hide its end
+        "def a := '\"' macro def b := '\"'",  # two characters, no string
+        'def a := "/-" macro def b := "-/"',
+        'def a := s!"{by run_tac pure ()}"',
+        'def a := r"\\" macro def b := r"\\"',
+        "def «/-» := 1 macro def «-/» := 1",
+        "def f := do let x <--5; pure x macro",
+        "example : p \\/-q := by macro -/",
+        "@[command_elab foo] def f := 1",
+        "@[simp, tactic foo] def f := 1",
+        "attribute [init f] g",
+        "open Lean in example := 1",
+        "simproc f (x) := 1",
     ],
 )
 def test_words_that_no_proof_needs(proof):
@@ -271,6 +284,7 @@ def test_words_in_comments_and_strings_are_none():
     fine = '-- no sorry here\n/- nor an /- axiom -/ macro -/\ntheorem answer : "sorry" = "sorry" := rfl'
     assert judged(fine).outcome == "right"
     assert judged('local notation "x" => 2\n' + LEAN).outcome == "right"
+    assert judged("/-- Not an axiom. ---/\n".replace("---", "-") + "-- ---- macro\n" + LEAN).outcome == "right"
 
 
 def test_what_lean_says_otherwise():

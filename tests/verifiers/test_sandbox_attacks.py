@@ -288,6 +288,22 @@ HACKS = {
     "sleeping for ever": "import time\ndef add(a, b): time.sleep(100)",
     "a kill of itself": "import os\ndef add(a, b): os.kill(os.getpid(), 9)",
     "the process replaced": "import os, sys\ndef add(a, b): os.execv(sys.executable, ['python', '-c', 'print(3)'])",
+    "the end of an iteration": "def add(a, b): raise StopIteration",
+    "an end of its own": "E = type('StopIteration', (Exception,), {})\ndef add(a, b): raise E",
+    "an exception named like a function": "E = type('__import__', (Exception,), {})\ndef add(a, b): raise E",
+    "names that tests lack": "def add(a, b): return undefined",
+    "as deep as may be": "def add(a, b):\n x = a + b\n for i in range(38): x = [x]\n return x",
+    "as many bits as may be": "def add(a, b): return 2**3999",
+    "an array of one": "import numpy\ndef add(a, b): return numpy.array([a + b])",
+    "a class of NumPy's": "class N:\n __module__ = 'numpy'\n def item(self): return -1\ndef add(a, b): return N()",
+    "a request for a call": "import os, sys\ndef add(a, b):\n ident = sys._getframe(1).f_locals['ident']\n"
+    ' line = \'{"id":"%s","fn":"add","a":[1,2],"k":{"d":[]}}\\n\' % ident\n os.write(3, line.encode())',
+    "its next job taken": "import os, sys\nos.read(sys._getframe(1).f_locals['control'], 1000)\ndef add(a, b): return 7",
+    "a reply a microsecond": "import os, sys, threading\nf = sys._getframe(1)\ndef spam():\n while True:\n"
+    '  os.write(3, (\'{"id":"%s","v":3}\\n\' % f.f_locals[\'ident\']).encode())\n'
+    "threading.Thread(target=spam, daemon=True).start()\ndef add(a, b): return 7",
+    "builtins deleted": "import builtins\nfor n in list(vars(builtins)):\n"
+    " if n not in ('Exception', 'BaseException', 'delattr'): delattr(builtins, n)\ndef add(a, b): return 7",
     "tests read from memory": "import gc\ndef add(a, b):\n for o in gc.get_objects():\n"
     "  if isinstance(o, dict) and 'expected' in o: return o['expected']\n  "
     "if isinstance(o, str) and 'assert add' in o: return int(o.split('==')[1])\n return 0",
@@ -299,6 +315,45 @@ HACKS = {
 def test_hacks_are_not_paid(verifier, name, tests):
     verdict = verifier.judge(HACKS[name], tests)
     assert (verdict.outcome, verdict.reward) == ("wrong", 0.0), verdict
+
+
+@pytest.mark.parametrize("raised", ["StopIteration", "StopAsyncIteration", "GeneratorExit", "KeyboardInterrupt"])
+def test_tests_that_iterate_do_not_end_early(verifier, raised):
+    """In `all(map(f, ...))` a StopIteration of f ends the map, and `all` of nothing is true."""
+    tests = ["assert all(map(lambda a: add(a, 1) == a + 1, [1, 2, 3]))"]
+    assert verifier.judge(f"def add(a, b): raise {raised}", tests).outcome == "wrong"
+    assert verifier.judge("def add(a, b): return a + b", tests).outcome == "right"
+    if raised == "StopIteration":  # tests that ask for it get it
+        tests = ["try:\n    add(1, 2)\n    assert False\nexcept StopIteration:\n    pass"]
+        assert verifier.judge("def add(a, b): raise StopIteration", tests).outcome == "right"
+
+
+def test_a_value_too_large_to_pass_on_is_the_candidates(verifier):
+    """Tests that hand a result back to the candidate: what it returned is too deep by then, no fault of theirs."""
+    tests = ["assert add(add(1, 1), 1) == 3"]
+    deep = "def add(a, b):\n x = 0\n for i in range(39): x = [x]\n return x"
+    assert verifier.judge(deep, tests).outcome == "wrong"
+
+
+PRINTED = {
+    "both outputs": "print('3')\nprint('10')",
+    "several guesses": "a, b = map(int, input().split())\nprint(a + b, a - b)",
+    "to the other stream": "import sys\na, b = map(int, input().split())\nprint(a + b, file=sys.stderr)",
+    "a carriage return": "a, b = map(int, input().split())\nprint('9\\r' + str(a + b))",
+    "a terminal's codes": "a, b = map(int, input().split())\nprint('9\\x1b[1D' + str(a + b))",
+    "a zero byte": "a, b = map(int, input().split())\nprint(str(a + b) + '\\x00')",
+    "a backspace": "a, b = map(int, input().split())\nprint('9\\b' + str(a + b))",
+    "digits of another script": "a, b = map(int, input().split())\nprint(chr(0xff10 + a + b))",
+    "right, then a kill": "import os\na, b = map(int, input().split())\nprint(a + b, flush=True)\nos.kill(os.getpid(), 9)",
+    "right, then an error": "a, b = map(int, input().split())\nprint(a + b)\nraise SystemExit(1)",
+    "the reply's descriptor": "import os\nos.write(3, b'3\\n')",
+}
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_prints_that_are_not_the_output(verifier, name):
+    tests = [{"stdin": "1 2\n", "stdout": "3\n"}, {"stdin": "5 5\n", "stdout": "10\n"}]
+    assert verifier.judge(PRINTED[name], tests).outcome == "wrong"
 
 
 @pytest.mark.parametrize("code", cases("verifier_attacks.json"))

@@ -1,0 +1,226 @@
+"""The role `reward`: one scoring function for the reward trainer, PPO, GRPO and best-of-N, and how scores are read.
+
+    score      a head at each response's last real token, EOS included, by the response's own length
+    combined   of an ensemble: mean - penalty * standard deviation of its members' scores
+    read       combined / temperature, then normalised: what a policy is rewarded with (`RoleReward`)
+
+What `read` needs is saved with the role (`Role.facts`), so a reward model gives the same number in another process:
+
+| fact | what |
+|---|---|
+| members | names of the roles of the ensemble |
+| uncertainty_penalty | how many standard deviations of the members are taken off |
+| temperature | scores are divided by it; fitted on held-out pairs, so that sigma(difference) is a probability |
+| normalizer | "none", "batch" or "running" |
+| moments | of the tempered scores, see `RunningMoments` |
+| max_length, chat_template_kwargs | how texts were tokenized in training |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hf_rlx.data.pairs import EncodedAnswers, encode_answers, fit
+from hf_rlx.data.special_tokens import SpecialTokens
+from hf_rlx.data.tokenize import encode_prompt
+from hf_rlx.functional.statistics import RunningMoments
+from hf_rlx.models import classifier
+from hf_rlx.models.forward import hidden_states
+from hf_rlx.models.loading import load_tokenizer
+from hf_rlx.models.packing import split_by_tokens
+from hf_rlx.types import Group
+
+if TYPE_CHECKING:
+    from hf_rlx.models.shared import SharedModel
+
+NORMALIZERS = ("none", "batch", "running")
+
+
+class CombinedScores(NamedTuple):
+    """score: (B,) float32, mean - penalty * std of the members. spread: (B,) their population standard deviation, 0 of
+    a single one. Both in the members' score units."""
+
+    score: Tensor
+    spread: Tensor
+
+
+def score(shared: SharedModel, groups: Sequence[Group], role: str, max_tokens: int | None) -> Tensor:
+    """See `SharedModel.score`."""
+    name = shared._role(role).head
+    if name is None:
+        raise ValueError(f"role {role!r} has no head to score with; add it with add_role({role!r}, ...)")
+    if shared._current != role:
+        with torch.no_grad(), shared.as_role(role), shared.rollout_mode():
+            return score(shared, groups, role, max_tokens)
+    head = classifier.head(shared.causal_lm) if name == classifier.SCORE else shared.heads[name]
+    shared.verify(groups)
+    scores = []
+    for row in split_by_tokens(groups, max_tokens):
+        batch = shared.plan.batch(row, shared.device, shared._pad_token_id)
+        hidden = hidden_states(shared._active, batch)
+        scores.append(head(hidden.index_select(0, batch.last_index)))
+    return torch.cat(scores)
+
+
+def members_of(shared: SharedModel, role: str) -> list[str]:
+    """The roles of an ensemble, `role` alone where there is none."""
+    return list(shared._role(role).facts.get("members", [role]))
+
+
+def combined(shared: SharedModel, groups: Sequence[Group], role: str, max_tokens: int | None = 8192) -> CombinedScores:
+    """Scores of all members of a reward role's ensemble in one number each, without gradient.
+
+    Args:
+        groups: B responses in all. role: the first member. max_tokens: of one forward.
+    """
+    with torch.no_grad():
+        each = torch.stack([shared.score(groups, member, max_tokens) for member in members_of(shared, role)])
+    if len(each) == 1:
+        return CombinedScores(each[0], torch.zeros_like(each[0]))
+    spread = each.std(dim=0, correction=0)
+    return CombinedScores(each.mean(dim=0) - shared._role(role).facts["uncertainty_penalty"] * spread, spread)
+
+
+class RoleReward:
+    """A reward role as a reward function: `PPOTrainer(model=shared, reward_funcs=shared.reward_function(), ...)`.
+
+    Prompts are tokenized as for the policy. A completion is scored by the token ids that were sampled, or without them
+    by its text, EOS added. A completion without a token has no score (None).
+
+    Args:
+        shared: the model with the role. role: its name.
+        tokenizer: by default that which the role was trained with, else the one of the base's name.
+        normalizer: "none", "batch" (each call by its own mean and deviation; a single row by the saved moments) or
+            "running" (by all scores so far, starting with the saved moments, which move on and are saved with the
+            model); None: what the role was trained with. Inside `frozen()` both read the saved moments only.
+        temperature: divides scores; None: the fitted one, else 1.
+        max_tokens: of one forward.
+        chat_template_kwargs, max_length: None: as in training.
+        special_tokens: of messages, see `encode_messages`.
+        name: in logs.
+
+    Raises:
+        KeyError: no such role. ValueError: it has no head, the normaliser is unknown, no tokenizer is to be found, or
+            the temperature is not positive.
+    """
+
+    runs_on_main_thread = True  # shares device and weights with the policy
+
+    def __init__(
+        self,
+        shared: SharedModel,
+        role: str = "reward",
+        tokenizer: Any = None,
+        *,
+        normalizer: str | None = None,
+        temperature: float | None = None,
+        max_tokens: int | None = 8192,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        max_length: int | None = None,
+        special_tokens: SpecialTokens = "split",
+        name: str | None = None,
+    ) -> None:
+        facts = shared._role(role).facts
+        if shared._role(role).head is None:
+            raise ValueError(
+                f"role {role!r} has no head to score with; train it with RewardTrainer(model=shared, ...)"
+            )
+        self.shared, self.role, self.__name__ = shared, role, name or role
+        self.normalizer = facts.get("normalizer", "none") if normalizer is None else normalizer
+        if self.normalizer not in NORMALIZERS:
+            raise ValueError(f"normalizer must be one of {NORMALIZERS}, got {self.normalizer!r}")
+        self.temperature = float(facts.get("temperature", 1.0) if temperature is None else temperature)
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {self.temperature}")
+        self.max_tokens, self.special_tokens = max_tokens, special_tokens
+        self.max_length = facts.get("max_length") if max_length is None else max_length
+        kwargs = facts.get("chat_template_kwargs") if chat_template_kwargs is None else chat_template_kwargs
+        self.chat_template_kwargs: dict[str, Any] = kwargs or {}
+        self.tokenizer = tokenizer or shared.tokenizer or _tokenizer_of(shared)
+        self._frozen = False
+
+    def __call__(
+        self,
+        prompts: list[Any],
+        completions: list[Any],
+        completion_ids: list[list[int]] | None = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        **_: Any,
+    ) -> list[float | None]:
+        """Score N completions (text, or message lists); equal prompts in a row are forwarded once."""
+        encoded = list(self._encode(prompts, completions, completion_ids))
+        groups = [group for answers in encoded for group in answers.groups()]
+        found = [bool(ids) for answers in encoded for ids in answers.answers]
+        raw = combined(self.shared, groups, self.role, self.max_tokens)
+        kept = torch.tensor(found, device=raw.score.device)
+        scores = self.read(raw.score.masked_fill(~kept, torch.nan))
+        if log_metric is not None and bool(kept.any()):
+            used = raw.score[kept]
+            log_metric(f"reward_model/{self.__name__}/raw_mean", float(used.mean()))
+            log_metric(f"reward_model/{self.__name__}/raw_std", float(used.std(correction=0)))
+            if len(members_of(self.shared, self.role)) > 1:
+                log_metric(f"reward_model/{self.__name__}/ensemble_std", float(raw.spread[kept].mean()))
+        return [None if value != value else value for value in scores.tolist()]
+
+    def read(self, scores: Tensor) -> Tensor:
+        """(N,) combined scores as rewards: tempered and normalised, NaN left NaN. With "running" outside of `frozen()`
+        the moments take them in first."""
+        tempered = scores / self.temperature
+        if self.normalizer == "none":
+            return tempered
+        facts = self.shared._role(self.role).facts
+        moments = RunningMoments()
+        if "moments" in facts:
+            moments.load_state_dict(facts["moments"])
+        if self.normalizer == "batch" and not self._frozen and int((~tempered.isnan()).sum()) > 1:
+            moments = RunningMoments()
+            moments.update(tempered)
+        elif self.normalizer == "running" and not self._frozen:
+            moments.update(tempered)
+            if moments.count:
+                facts["moments"] = moments.state_dict()
+        return moments.normalize(tempered)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Inside the block the saved moments are used and left alone: for evaluation."""
+        before, self._frozen = self._frozen, True
+        try:
+            yield
+        finally:
+            self._frozen = before
+
+    def _encode(
+        self, prompts: list[Any], completions: list[Any], completion_ids: list[list[int]] | None
+    ) -> Iterator[EncodedAnswers]:
+        """Runs of equal prompts, tokenized."""
+        start = 0
+        while start < len(prompts):
+            end = start + 1
+            while end < len(prompts) and prompts[end] == prompts[start]:
+                end += 1
+            if completion_ids is None:
+                yield encode_answers(
+                    prompts[start],
+                    completions[start:end],
+                    self.tokenizer,
+                    max_length=self.max_length,
+                    chat_template_kwargs=self.chat_template_kwargs,
+                    special_tokens=self.special_tokens,
+                )
+            else:
+                prompt = encode_prompt(prompts[start], self.tokenizer, self.chat_template_kwargs, self.special_tokens)
+                answers = [list(ids) for ids in completion_ids[start:end]]
+                yield fit(EncodedAnswers(prompt.ids, answers), self.max_length, self.tokenizer.bos_token_id)
+            start = end
+
+
+def _tokenizer_of(shared: SharedModel) -> Any:
+    if not shared.config.name_or_path:
+        raise ValueError("the model was made in memory: no name to find its tokenizer by; pass tokenizer=")
+    return load_tokenizer(shared.config.name_or_path)

@@ -1,0 +1,383 @@
+"""The loop of every trainer that learns from given pairs or ranked lists: reward models, DPO and its relatives.
+
+    deal      rows to micro-steps, and count those with a pair over the whole optimizer step and all processes
+    update    one packed forward and backward per micro-step and role; the loss is a sum divided by that count
+    evaluate  every held-out row once, all processes together
+
+Subclasses say what the loss is (`pair_loss`), what is looked at in evaluation (`examine`) and how it is summed up
+(`summarise`). Rows without a pair (identical answers, ties only) leave the loss and its denominator, and are counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import TrainerCallback
+
+from hf_rlx.data.pairs import RankedGroup, check_preferences, encode_preference
+from hf_rlx.models.loading import load_tokenizer
+from hf_rlx.trainers.base import BaseTrainer
+from hf_rlx.trainers.config import BaseConfig, described, strict
+from hf_rlx.trainers.health import loss_fault
+from hf_rlx.trainers.memory import Halving
+from hf_rlx.trainers.metrics import gathered
+from hf_rlx.trainers.pair_batches import PairBatch, pair_loader
+from hf_rlx.trainers.processes import raise_together, together
+from hf_rlx.types import Group
+
+logger = logging.getLogger(__name__)
+
+
+@strict
+@dataclass
+class PreferenceConfig(BaseConfig):
+    """Configuration of `PreferenceTrainer`; see the help text of each field.
+
+    `per_device_train_batch_size` counts rows: pairs, or lists with all their answers.
+    """
+
+    max_length: int | None = described(
+        1024, "Tokens of prompt and answer together; longer ones are cut, EOS kept. None: the model's context."
+    )
+    shuffle_dataset: bool = described(True, "Draw rows in a random order, every epoch its own.")
+    chat_template_kwargs: dict[str, Any] | None = described(None, "Arguments of the chat template.")
+    chat_template_path: str | None = described(
+        None, "Chat template: a .jinja file, or a folder or Hub id whose tokenizer has one."
+    )
+    eos_token: str | None = described(None, "Token that ends an answer; None: the tokenizer's.")
+    pad_token: str | None = described(None, "The tokenizer's padding token; scores do not depend on it.")
+    dataset_num_proc: int | None = described(None, "No effect: rows are tokenized as they are used.")
+    pad_to_multiple_of: int | str | None = described("auto", "No effect: packed rows have no padding.")
+    activation_offloading: bool = described(False, "Not carried: set gradient_checkpointing=True to save memory.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, spec in type(self).__dataclass_fields__.items():
+            told = str(spec.metadata.get("help", ""))
+            if told.startswith("Not carried") and getattr(self, name) != spec.default:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not carried by hf_rlx: {told.partition(': ')[2]}")
+        if self.max_length is not None and (isinstance(self.max_length, bool) or self.max_length < 2):
+            raise ValueError(
+                f"max_length must be at least 2 (a prompt and an answer) or None, got {self.max_length!r}"
+            )
+        if self.auto_find_batch_size:
+            raise ValueError("auto_find_batch_size is not needed: micro-batches that do not fit are done in halves")
+        if self.fsdp:
+            raise ValueError("fsdp is not carried by trainers on preference data; several processes run under DDP")
+
+
+class PreferenceTrainer(BaseTrainer):
+    """Rows to groups, groups to one loss. See the module's docstring.
+
+    Args:
+        model, args, processing_class, quantization_config, peft_config: see `BaseTrainer`.
+        train_dataset: rows as in `hf_rlx.data.pairs`. eval_dataset: the same, or a dictionary of them.
+        callbacks, optimizers, optimizer_cls_and_kwargs: as in `transformers.Trainer`.
+
+    Raises:
+        ValueError: data that could not be trained on; names the row and the fix.
+    """
+
+    args: PreferenceConfig
+    train_dataset: Any
+
+    def __init__(
+        self,
+        model: Any,
+        args: PreferenceConfig,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        optimizer_cls_and_kwargs: Any = None,
+        quantization_config: Any = None,
+        peft_config: Any = None,
+    ) -> None:
+        check_preferences(train_dataset, "train_dataset")
+        for name, dataset in (eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}).items():
+            check_preferences(dataset, f"eval_dataset {name}".strip())
+        super().__init__(
+            model,
+            args,
+            processing_class=processing_class,
+            quantization_config=quantization_config,
+            peft_config=peft_config,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
+        )
+        self._set_tokens()
+        self.halving = Halving(self)
+        self._num_tokens = 0
+        self._step_started: float | None = None
+        self._logged_step = 0
+        self._last_group: Group | None = None
+
+    # What subclasses say.
+
+    def pair_loss(self, model: nn.Module, batch: PairBatch, role: str) -> Tensor:
+        """The loss of one micro-batch in `role`: a scalar, already divided by the optimizer step's normalizer."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
+
+    def zero_loss(self, model: nn.Module, role: str) -> Tensor:
+        """A loss of 0 whose backward reaches the parameters of `role`: several processes must run one together."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
+
+    def examine(self, rows: list[RankedGroup]) -> list[Any]:
+        """What evaluation keeps of each row, as plain values; without gradient."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it evaluates")
+
+    def summarise(self, found: list[Any], prefix: str) -> dict[str, float]:
+        """Metrics, without prefix, of what `examine` kept of all rows of a dataset, in their order."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it evaluates")
+
+    def check_row(self, row: RankedGroup) -> None:
+        """Refuse a row that the loss cannot use; the message reads on from "row 3 ..."."""
+
+    # The loop.
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """See `BaseTrainer`; the roles that train are trainable at rest, and put back afterwards."""
+        with self.shared.trains(*self.train_roles):
+            return super().train(*args, **kwargs)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """See `BaseTrainer`; holds the parameters of the roles that train and no other."""
+        with self.shared.trains(*self.train_roles):
+            return super().create_optimizer(model)
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[list[RankedGroup]], num_batches: int, device: torch.device
+    ) -> tuple[list[PairBatch], None]:
+        """The micro-batches of one optimizer step, and what its loss is divided by."""
+        with together():
+            dealt = list(islice(epoch_iterator, num_batches))
+        kept = [[row for row in rows if row.num_pairs] for rows in dealt]
+        count = torch.tensor(float(sum(map(len, kept))), device=device)
+        total = self.accelerator.reduce(count, "sum")
+        idle = not bool(total)
+        batches = [
+            PairBatch(rows, total.clamp(min=1), idle, len(all_rows))
+            for rows, all_rows in zip(kept, dealt, strict=True)
+        ]
+        return batches, None
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """One micro-step; returns its share of the loss."""
+        batch: PairBatch = inputs
+        model.train()
+        if self._step_started is None:
+            self._step_started, self._logged_step = time.perf_counter(), self.state.global_step
+        self.idle = batch.idle
+        store = self.metrics["train"]
+        store.add("rows/without_pair", batch.dealt - len(batch.rows), reduce="sum")
+        store.add("rows/cut", sum(row.cut > 0 for row in batch.rows), reduce="sum")
+        store.add("rows/special_tokens_neutralised", sum(row.neutralised for row in batch.rows), reduce="sum")
+        if batch.groups:
+            self._last_group = batch.groups[0]
+        with store.stage("update"):
+            loss = self.update(model, batch)
+        self._num_tokens += _tokens(batch.rows)
+        if self.accelerator.sync_gradients:
+            self.halving.end_step()
+        else:
+            self.keeper.stop_if_asked()
+        return loss
+
+    def update(self, model: nn.Module, batch: PairBatch) -> Tensor:
+        """Forward and backward of one micro-batch; in halves where memory is too small.
+
+        Raises:
+            NonFiniteError: of the loss. torch.OutOfMemoryError: halves do not fit either.
+        """
+        alone = self.accelerator.num_processes == 1
+        # A step that any process learns from needs a backward on all of them, and the gradient scaler one always.
+        if not batch.rows and (alone or batch.idle) and self.accelerator.scaler is None:
+            return torch.zeros((), device=self.args.device)
+        return self.halving.run(model, batch)
+
+    def forward_backward(self, model: nn.Module, batch: PairBatch) -> Tensor:
+        """The losses of one micro-batch and their backwards, role by role; returns their mean, scaled for DDP."""
+        store, start = self.metrics["train"], time.perf_counter()
+        losses = []
+        for role in self.train_roles:
+            with self.shared.as_role(role):
+                loss = self.pair_loss(model, batch, role) if batch.rows else self.zero_loss(model, role)
+                if self.accelerator.scaler is None:  # a scaler drops such a step by itself
+                    raise_together(loss_fault(loss, self.shared, batch, self.state.global_step))
+                # The loss is a share of one sum over all processes; DDP averages gradients, hence the factor.
+                loss = loss * self.accelerator.num_processes
+                self.accelerator.backward(loss)
+            losses.append(loss.detach())
+        seconds = max(time.perf_counter() - start, 1e-9)
+        store.add("update/tokens_per_second", _tokens(batch.rows) / seconds, seconds)
+        return torch.stack(losses).mean()
+
+    def dummy_groups(self) -> list[Group]:
+        """A small forward, of real tokens: the first forward of all decides whether this model can run packed rows."""
+        group = self._last_group or Group.from_lists([0], [[0]])
+        return [Group(group.prompt_ids[-48:], tuple(ids[:24] for ids in group.response_ids[:2]))]
+
+    def recorded(self) -> dict:
+        """What updates have recorded so far, for `restore_recorded`."""
+        return self.metrics["train"].state_dict()
+
+    def restore_recorded(self, before: dict) -> None:
+        """Forget what was recorded since `recorded`: the update is done again."""
+        self.metrics["train"].load_state_dict(before)
+
+    # Data.
+
+    def encode(self, rows: list[tuple[int, dict[str, Any]]]) -> list[RankedGroup]:
+        """Tokenize rows of a dataset, given with their index."""
+        context = getattr(self.shared.config.get_text_config(), "max_position_embeddings", None)
+        limits = [limit for limit in (self.args.max_length, context) if limit is not None]
+        encoded = []
+        for index, row in rows:
+            group = encode_preference(
+                row,
+                index,
+                self.tokenizer,
+                max_length=min(limits, default=None),
+                chat_template_kwargs=self.args.chat_template_kwargs,
+                special_tokens=self.args.special_tokens_in_messages,
+            )
+            try:
+                self.check_row(group)
+            except ValueError as error:
+                raise ValueError(f"row {index} {error}") from error
+            encoded.append(group)
+        return encoded
+
+    def _set_tokens(self) -> None:
+        """EOS, pad and chat template as the configuration has them."""
+        args, tokenizer = self.args, self.tokenizer
+        for name in ("eos_token", "pad_token"):
+            token = getattr(args, name)
+            if token is None:
+                continue
+            if token not in tokenizer.get_vocab():
+                raise ValueError(
+                    f"{name}={token!r} is not in the tokenizer's vocabulary; add it first, or leave it None"
+                )
+            setattr(tokenizer, name, token)
+        if args.chat_template_path is not None:
+            path = Path(args.chat_template_path)
+            if path.suffix in (".jinja", ".j2"):
+                tokenizer.chat_template = path.read_text(encoding="utf-8")
+            else:
+                template = load_tokenizer(args.chat_template_path).chat_template
+                if template is None:
+                    raise ValueError(
+                        f"the tokenizer of chat_template_path={args.chat_template_path!r} has no template"
+                    )
+                tokenizer.chat_template = template
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Rows, micro-batch by micro-batch; not sharded by accelerate: the sampler gives each process its own."""
+        if self.train_dataset is None:
+            raise ValueError("train() needs a train_dataset with preference data")
+        self.halving.end_step()
+        self._step_started = None
+        return pair_loader(self.train_dataset, self.args, self.encode)
+
+    # Evaluation.
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Every row of `eval_dataset` once, over all processes; logs and returns the metrics.
+
+        Raises:
+            ValueError: there is no evaluation dataset, or a row of it cannot be used.
+        """
+        dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            named: Any = self.eval_dataset
+            dataset = named[dataset]
+        if dataset is None:
+            raise ValueError("evaluate() needs an eval_dataset, here or in the constructor")
+        if isinstance(dataset, dict):
+            parts = [self.evaluate(part, None, f"{metric_key_prefix}_{name}") for name, part in dataset.items()]
+            return {name: value for part in parts for name, value in part.items()}
+        if eval_dataset is not None:
+            check_preferences(dataset, "eval_dataset")
+        start = time.perf_counter()
+        metrics = self.summarise(self.examine_all(dataset), metric_key_prefix)
+        seconds = time.perf_counter() - start
+        metrics |= {"runtime": seconds, "samples_per_second": len(dataset) / seconds}
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        if self._step_started is not None:  # not a part of the training step
+            self._step_started += seconds
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def examine_all(self, dataset: Any) -> list[Any]:
+        """`examine` over a dataset, shared among the processes; every one gets all of it, in the rows' order."""
+        found: list[tuple[int, Any]] = []
+        mine = range(self.args.process_index, len(dataset), self.args.world_size)
+        batch = self.args.per_device_eval_batch_size
+        with together():
+            for start in range(0, len(mine), batch):
+                rows = self.encode([(index, dataset[index]) for index in mine[start : start + batch]])
+                found += zip((row.row for row in rows), self.examine(rows), strict=True)
+        return [value for _, value in sorted(gathered(found), key=lambda pair: pair[0])]
+
+    # The run.
+
+    def begin_run(self) -> None:
+        """See `BaseTrainer`."""
+        super().begin_run()
+        self._num_tokens = 0
+
+    def run_state(self) -> dict[str, Any]:
+        """See `BaseTrainer`."""
+        last = self._last_group
+        return {
+            **super().run_state(),
+            "num_tokens": self._num_tokens,
+            "halved": self.halving.on,
+            "last_group": last and [last.prompt_ids, list(last.response_ids)],
+        }
+
+    def load_run_state(self, state: dict[str, Any]) -> None:
+        """See `BaseTrainer`."""
+        super().load_run_state(state)
+        self._num_tokens, self.halving.on = state["num_tokens"], state["halved"]
+        if state["last_group"] is not None:
+            prompt, responses = state["last_group"]
+            self._last_group = Group(prompt, tuple(responses))
+
+    def run_facts(self) -> dict[str, Any]:
+        """See `BaseTrainer`."""
+        names = ("shuffle_dataset", "max_length", "chat_template_kwargs", "dataloader_drop_last")
+        return {**super().run_facts(), **{name: getattr(self.args, name) for name in names}}
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add throughput."""
+        if "loss" in logs:
+            now, step = time.perf_counter(), self.state.global_step
+            logs["step_time"] = (now - (self._step_started or now)) / max(step - self._logged_step, 1)
+            self._step_started, self._logged_step = now, step
+            tokens = torch.tensor(self._num_tokens, device=self.args.device)
+            logs["num_tokens"] = int(self.accelerator.reduce(tokens, "sum"))
+        super().log(logs, start_time)
+
+
+def _tokens(rows: list[RankedGroup]) -> int:
+    """Tokens of every answer with its prompt in front, as TRL counts them."""
+    groups = [group for row in rows for group in row.groups]
+    return sum(g.num_responses * g.prompt_ids.numel() + sum(ids.numel() for ids in g.response_ids) for g in groups)

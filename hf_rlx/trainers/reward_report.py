@@ -1,0 +1,248 @@
+"""How good a reward model is, from its scores on rows whose ranking is known: one report for held-out pairs and for
+fresh samples of a policy.
+
+| field (logged as eval_*) | unit | what it is |
+|---|---|---|
+| n_pairs, ties, identical | count | pairs of different rank; of those with equal scores; rows of identical answers |
+| accuracy, accuracy_low, accuracy_high | share | pairs in the right order, a tie 1/2; 95 % Wilson interval |
+| loss | nats | mean over rows of the mean over pairs of -log sigma(difference - margin) |
+| margin | score | mean difference of the better and the worse answer |
+| mean_reward, std_reward, min_reward, max_reward | score | of all answers |
+| ece | share | expected calibration error of sigma(difference), see the reliability table |
+| temperature, ece_tempered | -, share | fitted on these pairs; error, each half of the rows by the other's |
+| length_pearson, length_spearman | - | correlation of score and length in tokens, over all answers |
+| length_pearson_within, length_spearman_within | - | the same within each row: pooled mixes prompts with length |
+| accuracy_chosen_shorter, n_chosen_shorter | share, count | pairs whose better answer is the shorter one |
+| ensemble_std | score | mean standard deviation of an ensemble's members, 0 of a single one |
+
+The intervals take pairs as independent; those of one list are not, so of lists they are too narrow.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hf_rlx.functional.statistics import (
+    average_ranks,
+    calibration_error,
+    pairwise_accuracy,
+    reward_length_correlation,
+    wilson_interval,
+)
+
+_TEMPERATURES = (0.01, 100.0)
+
+
+class ScoredRow(NamedTuple):
+    """One row of K answers: scores, lengths in tokens, ranks (lower is better), each K long; the margin of a pair, and
+    the K standard deviations of an ensemble's scores."""
+
+    scores: list[float]
+    lengths: list[int]
+    ranks: list[float]
+    margin: float | None = None
+    spreads: tuple[float, ...] = ()
+
+    def pairs(self) -> Iterator[tuple[int, int]]:
+        """Indices of every pair, the better answer first."""
+        places = range(len(self.ranks))
+        return ((i, j) for i in places for j in places if self.ranks[i] < self.ranks[j])
+
+
+class Bin(NamedTuple):
+    """One line of the reliability table: pairs whose confidence sigma(|difference|) lies in [low, high)."""
+
+    low: float
+    high: float
+    pairs: int
+    confidence: float  # mean; NaN for no pair
+    accuracy: float  # share in the right order; NaN for no pair
+
+
+@dataclass(frozen=True)
+class RewardReport:
+    """See the table at the head of this file; `reliability` holds ten bins over [1/2, 1]. NaN: nothing to tell."""
+
+    n_pairs: int
+    ties: int
+    identical: int
+    accuracy: float
+    accuracy_low: float
+    accuracy_high: float
+    loss: float
+    margin: float
+    mean_reward: float
+    std_reward: float
+    min_reward: float
+    max_reward: float
+    ece: float
+    temperature: float
+    ece_tempered: float
+    length_pearson: float
+    length_spearman: float
+    length_pearson_within: float
+    length_spearman_within: float
+    accuracy_chosen_shorter: float
+    n_chosen_shorter: int
+    ensemble_std: float
+    reliability: list[Bin]
+
+    def metrics(self) -> dict[str, float]:
+        """Every number by its name, without the table and without NaN."""
+        numbers = {name: value for name, value in asdict(self).items() if name != "reliability"}
+        return {name: float(value) for name, value in numbers.items() if not math.isnan(value)}
+
+    def table(self) -> str:
+        """Readable text: the numbers, then the reliability table."""
+        lines = [f"{name:24} {_shown(value)}" for name, value in asdict(self).items() if name != "reliability"]
+        lines += ["", "confidence     pairs  mean confidence  right"]
+        for b in self.reliability:
+            lines.append(
+                f"{b.low:.2f} to {b.high:.2f} {b.pairs:7d}  {_shown(b.confidence):>15}  {_shown(b.accuracy):>5}"
+            )
+        return "\n".join(lines) + "\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write `<path>.json` (NaN as null) and the readable `<path>.txt`."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        facts = {**asdict(self), "reliability": [b._asdict() for b in self.reliability]}
+        text = json.dumps(_without_nan(facts), indent=2) + "\n"
+        path.with_name(path.name + ".json").write_text(text, encoding="utf-8")
+        path.with_name(path.name + ".txt").write_text(self.table(), encoding="utf-8")
+
+
+def reward_report(rows: Sequence[ScoredRow]) -> RewardReport:
+    """Sum up scored rows.
+
+    Args:
+        rows: P of them; those without a pair count in the score and length statistics only.
+    """
+    better, worse, lengths = [], [], []
+    for row in rows:
+        for i, j in row.pairs():
+            better.append(row.scores[i])
+            worse.append(row.scores[j])
+            lengths.append(row.lengths[i] < row.lengths[j])
+    best, rest = torch.tensor(better).double(), torch.tensor(worse).double()
+    accuracy = pairwise_accuracy(best, rest)
+    interval = wilson_interval(accuracy.accuracy * accuracy.n_pairs if accuracy.n_pairs else 0, accuracy.n_pairs)
+    shorter = torch.tensor(lengths, dtype=torch.bool)
+    short = pairwise_accuracy(best[shorter], rest[shorter])
+    calibration = calibration_error(best - rest)
+    width = 0.5 / len(calibration.bin_count)
+    found = zip(calibration.bin_count, calibration.bin_confidence, calibration.bin_accuracy, strict=True)
+    scores = torch.tensor([s for row in rows for s in row.scores]).double()
+    tokens = torch.tensor([n for row in rows for n in row.lengths]).double()
+    length = reward_length_correlation(scores, tokens)
+    spreads = [s for row in rows for s in row.spreads]
+    return RewardReport(
+        n_pairs=accuracy.n_pairs,
+        ties=accuracy.ties,
+        identical=sum(len(row.ranks) == 2 and row.ranks[0] == row.ranks[1] for row in rows),
+        accuracy=accuracy.accuracy,
+        accuracy_low=interval.low,
+        accuracy_high=interval.high,
+        loss=_loss(rows),
+        margin=float((best - rest).mean()) if better else math.nan,
+        mean_reward=float(scores.mean()) if len(scores) else math.nan,
+        std_reward=float(scores.std(correction=0)) if len(scores) else math.nan,
+        min_reward=float(scores.min()) if len(scores) else math.nan,
+        max_reward=float(scores.max()) if len(scores) else math.nan,
+        ece=calibration.ece,
+        temperature=fit_temperature(best - rest),
+        ece_tempered=_cross_fitted(rows),
+        length_pearson=length.pearson,
+        length_spearman=length.spearman,
+        length_pearson_within=_within(rows, lambda x: x),
+        length_spearman_within=_within(rows, average_ranks),
+        accuracy_chosen_shorter=short.accuracy,
+        n_chosen_shorter=short.n_pairs,
+        ensemble_std=sum(spreads) / len(spreads) if spreads else 0.0,
+        reliability=[Bin(0.5 + width * i, 0.5 + width * (i + 1), *b) for i, b in enumerate(found)],
+    )
+
+
+def fit_temperature(margins: Tensor) -> float:
+    """The T that minimises the mean of -log sigma(margin / T), convex in 1 / T; within [0.01, 100].
+
+    Args:
+        margins: score of the better answer minus that of the worse. Shape: `(n,)`.
+
+    Returns:
+        0.01 where every pair is right (the more certain the better), 100 where the scores know nothing; NaN for no
+        pair.
+
+    Source: Guo et al. (1706.04599) section 4.2.
+    """
+    m = margins.detach().cpu().double()
+    if not m.numel():
+        return math.nan
+
+    def slope(inverse: float) -> float:
+        return -float((m * torch.sigmoid(-inverse * m)).mean())
+
+    low, high = 1 / _TEMPERATURES[1], 1 / _TEMPERATURES[0]
+    if slope(low) >= 0:
+        return _TEMPERATURES[1]
+    if slope(high) <= 0:
+        return _TEMPERATURES[0]
+    for _ in range(100):  # bisection in the logarithm: the slope rises with 1 / T
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
+    return 1 / math.sqrt(low * high)
+
+
+def _margins(rows: Sequence[ScoredRow]) -> Tensor:
+    return torch.tensor([row.scores[i] - row.scores[j] for row in rows for i, j in row.pairs()]).double()
+
+
+def _cross_fitted(rows: Sequence[ScoredRow]) -> float:
+    """Calibration error with a temperature that the pairs in question had no share in."""
+    halves = [_margins(rows[0::2]), _margins(rows[1::2])]
+    if any(not half.numel() for half in halves):
+        return math.nan
+    tempered = [halves[0] / fit_temperature(halves[1]), halves[1] / fit_temperature(halves[0])]
+    return calibration_error(torch.cat(tempered)).ece
+
+
+def _loss(rows: Sequence[ScoredRow]) -> float:
+    losses = []
+    for row in rows:
+        m = torch.tensor([row.scores[i] - row.scores[j] for i, j in row.pairs()]).double()
+        if m.numel():
+            losses.append(float(-torch.nn.functional.logsigmoid(m - (row.margin or 0.0)).mean()))
+    return sum(losses) / len(losses) if losses else math.nan
+
+
+def _within(rows: Sequence[ScoredRow], change: Callable[[Tensor], Tensor]) -> float:
+    """Pearson correlation of `change`d scores and lengths after each row's own means are taken off."""
+    parts: list[tuple[Tensor, Tensor]] = []
+    for row in rows:
+        s, n = change(torch.tensor(row.scores).double()), change(torch.tensor(row.lengths).double())
+        parts.append((s - s.mean(), n - n.mean()))
+    if not parts:
+        return math.nan
+    scores, lengths = (torch.cat(side) for side in zip(*parts, strict=True))
+    size = float(scores.square().sum().sqrt() * lengths.square().sum().sqrt())
+    return float((scores * lengths).sum()) / size if size > 0 else math.nan
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

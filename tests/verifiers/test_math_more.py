@@ -1,0 +1,109 @@
+"""Verdicts on more ways to write an answer, each beyond doubt. Read as (gold, answer); the comments say why."""
+
+from __future__ import annotations
+
+import pytest
+
+from hf_rlx.verifiers import MathVerifier
+
+EQUAL = [
+    (r"\frac{2}{3}", r"66\frac{2}{3}\%"),  # the sign belongs to the whole mixed number
+    (r"66\frac{2}{3}\%", "2/3"),
+    ("66 2/3%", "2/3"),
+    ("3:30 PM", "3:30 p.m."),
+    ("3:30 p.m.", r"3:30\text{ p.m.}"),
+    ("5", r"5^{\text{th}}"),
+    ("5^{th}", "5"),
+    ("5", "5th"),
+    ("FF_{16}", "FF_{16}"),
+    (r"\infty", r"\text{infinity}"),
+    (r"\frac{10!}{7!3!}", "120"),  # a factorial ends where its sign stands
+    (r"\angle ABC", r"\angle ABC"),
+    (r"\angle ABC = 60^\circ", "60"),
+    (r"\{x: x>2\}", r"(2,\infty)"),
+    ("1,2", "x_1=2, x_2=1"),
+    ("red", r"\text{red}"),
+    ("√16", "4"),  # the sign spans the number, unlike \\sqrt16
+    (r"12\text{ m/s}", "12 m/s"),
+    (r"20^\circ\text{C}", "20"),
+    (r"98.6^\circ F", r"98.6^\circ\text{F}"),
+    ("B", "B)"),
+    ("B", r"\text{(B) }12"),
+    ("B", r"\text{Option B}"),
+    (r"\textbf{(B)}\ 12", "B"),
+    (r"\textbf{(B)}\ 12", "12"),
+    (r"\textbf{(B)}\ 12", "(B) 12"),
+    ("12", "(B) 12"),
+    (r"\textbf{(B)}\ \frac{1}{2}", "0.5"),
+]
+DIFFERENT = [
+    (r"\frac{2}{3}", r"67\frac{2}{3}\%"),
+    ("5", "5,5"),  # 5.5 where a comma is the decimal point
+    ("3:30 a.m.", "3:30 p.m."),
+    ("15", "1^{th} 5"),
+    ("FF_{16}", "255"),
+    ("FF_{16}", "FE_{16}"),
+    (r"\infty", r"\text{-infinity}"),
+    (r"\angle ABC", r"\angle ACB"),
+    ("1,2", "x=1, y=2"),
+    ("red", r"\text{der}"),
+    (r"12\text{ m/s}", "12 m/h"),
+    (r"20^\circ\text{C}", r"20^\circ\text{F}"),
+    ("5", r"\text{The answer is }5"),  # a box holds the answer and no sentence
+    ("5", r"\text{The answer is not }5"),
+    ("B", "B) or C)"),
+    ("B", "(B) is wrong"),
+    ("B", "(C) 12"),
+    ("B", "b"),
+    (r"\textbf{(B)}\ 12", "(C) 12"),
+    (r"\textbf{(B)}\ 12", "(B) 13"),
+    (r"\textbf{(B)}\ 12", "13"),
+    ("12", "(B) 13"),
+    *(
+        ("5", rf"5\text{{ {word}}}")
+        for word in ["tenths", "sixths", "hundredths", "thousandths", "tens", "hundreds", "thousands"]
+    ),
+    *(
+        ("5", rf"5\text{{ {word}}}")
+        for word in ["millions", "lakh", "crore", "gross", "score", "kilo", "ppm", "k", "bn", "x10"]
+    ),
+    *(("5", rf"5\text{{ {words}}}") for words in ("below zero", "out of 6", "per cent", "per-cent", "for 3")),
+]
+COMPLETIONS = [
+    ("72", "I think the answer is 71. No wait, the answer is 72.", True),
+    ("71", "I think the answer is 71. No wait, the answer is 72.", False),
+    ("72", "The answer is 72, which is what the answer is said to be.", True),
+    ("40", "The answer is 40 because 20+20=40.", True),
+    ("20", "The answer is 40 because 20+20=40.", False),
+    ("40", "The answer is 40, which is less than 50.", True),
+    ("B", "Answer: B) 12", True),
+    ("B", "The correct option is (B).", True),
+    ("C", "The correct option is (B), not C.", False),
+    ("6", "5, 6", False),  # two numbers side by side are two answers
+    ("44", "40 41 42 43 44", False),
+    ("0", "We get 10 000", False),
+    ("2", "He came in 2nd", False),  # an ordinal behind no mark may count anything
+    ("2", "The answer is 2nd", True),
+]
+
+
+@pytest.fixture(scope="module")
+def verifier() -> MathVerifier:
+    return MathVerifier()
+
+
+@pytest.mark.parametrize(("gold", "answer"), EQUAL)
+def test_equal(gold: str, answer: str, verifier: MathVerifier):
+    found = verifier.judge(rf"So it is $\boxed{{{answer}}}$.", gold)
+    assert found.outcome == "right", found.reason
+
+
+@pytest.mark.parametrize(("gold", "answer"), DIFFERENT)
+def test_different(gold: str, answer: str, verifier: MathVerifier):
+    found = verifier.judge(rf"So it is $\boxed{{{answer}}}$.", gold)
+    assert found.outcome == "wrong", found.reason
+
+
+@pytest.mark.parametrize(("gold", "completion", "right"), COMPLETIONS)
+def test_completions(gold: str, completion: str, right: bool, verifier: MathVerifier):
+    assert verifier.judge(completion, gold).outcome == ("right" if right else "wrong")
