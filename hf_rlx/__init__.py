@@ -29,6 +29,8 @@ _HOME = {
     "RewardError": "hf_rlx.rollout.reward_models",
     "RewardConfig": "hf_rlx.trainers.reward",
     "RewardTrainer": "hf_rlx.trainers.reward",
+    "SFTConfig": "hf_rlx.trainers.sft",
+    "SFTTrainer": "hf_rlx.trainers.sft",
     "RewardReport": "hf_rlx.trainers.reward_report",
     "evaluate_on_policy": "hf_rlx.trainers.policy_report",
     "GRPOConfig": "hf_rlx.trainers.grpo",
@@ -53,6 +55,8 @@ __all__ = [
     "RewardScorer",
     "RewardTrainer",
     "Rollout",
+    "SFTConfig",
+    "SFTTrainer",
     "SamplingParams",
     "SharedModel",
     "TokenScores",
@@ -77,6 +81,7 @@ if TYPE_CHECKING:
     from hf_rlx.trainers.ppo_config import PPOConfig
     from hf_rlx.trainers.reward import RewardConfig, RewardTrainer
     from hf_rlx.trainers.reward_report import RewardReport
+    from hf_rlx.trainers.sft import SFTConfig, SFTTrainer
     from hf_rlx.types import Completion, Group, Rollout, TokenScores
 
 

@@ -19,27 +19,60 @@ def main(argv: Sequence[str] | None = None) -> int:
     demo.add_argument("--steps", type=int, default=None, help="optimizer steps (default: the recipe's)")
     demo.add_argument("--seed", type=int, default=0, help="of prompts, adapter and sampling")
     demo.add_argument("--quiet", action="store_true", help="no progress bars, no tables of completions")
+    _add_pipeline(commands)
     _add_verify(commands)
     args = parser.parse_args(argv)
     if args.command == "verify":
         return _verify(args)
-    if args.steps is not None and args.steps < 1:
-        parser.error(f"--steps must be at least 1, got {args.steps}")
+    for name in ("steps", "sft_steps", "reward_steps", "ppo_steps"):
+        value = getattr(args, name, None)
+        if value is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     if args.seed < 0:
         parser.error(f"--seed must not be negative, got {args.seed}")
     try:
         Path(args.output).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(f"--output {args.output!r} cannot be a folder: {error.strerror}")
-    # Imported here: `hf-rlx --help` should not wait for torch.
-    from hf_rlx.demo import run_demo
-
     try:
-        run_demo(args.model, args.output, args.steps, args.seed, args.quiet)
+        (_pipeline if args.command == "pipeline" else _demo)(args)
     except (OSError, ValueError, ImportError) as error:
         print(f"hf-rlx {args.command}: error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _demo(args: argparse.Namespace) -> None:
+    # Imported here: `hf-rlx --help` should not wait for torch.
+    from hf_rlx.demo import run_demo
+
+    run_demo(args.model, args.output, args.steps, args.seed, args.quiet)
+
+
+def _add_pipeline(commands: Any) -> None:
+    pipeline = commands.add_parser(
+        "pipeline",
+        help="SFT, a reward model and PPO one after another on one base, in about a minute",
+        description="InstructGPT's three stages on a synthetic task whose true reward is known: prints it before and "
+        "after, with the reward model's score beside it.",
+    )
+    pipeline.add_argument("algorithm", choices=["ppo"], help="of the last stage")
+    pipeline.add_argument("--model", default="tiny", help='"tiny" (bundled), a folder or a Hub id of one that can add')
+    pipeline.add_argument("--output", default="runs/pipeline", help="folder for the model with its roles, and figures")
+    pipeline.add_argument("--seed", type=int, default=0, help="of data, adapters and sampling")
+    pipeline.add_argument("--quiet", action="store_true", help="no progress bars")
+    for stage in ("sft", "reward", "ppo"):
+        pipeline.add_argument(
+            f"--{stage}-steps", type=int, default=None, help="optimizer steps (default: the recipe's)"
+        )
+
+
+def _pipeline(args: argparse.Namespace) -> None:
+    from hf_rlx.pipeline import PPOPipeline
+
+    steps = {name: getattr(args, name) for name in ("sft_steps", "reward_steps", "ppo_steps")}
+    given = {name: value for name, value in steps.items() if value is not None}
+    PPOPipeline(args.model, args.output, args.seed, args.quiet, **given).run()
 
 
 def _add_verify(commands: Any) -> None:

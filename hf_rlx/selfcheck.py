@@ -318,7 +318,7 @@ def _expected(row: dict[str, Any], line: int) -> bool | None:
     if isinstance(value, bool | int | float) and value in (0, 1):
         return bool(value)
     raise ValueError(
-        f"line {line}: {name} is {value!r}, which is no verdict; write true or false (or 1 or 0), and null where nobody "
+        f"line {line}: {name} is {value!r}, which is no verdict; write true or false (1 or 0), or null where nobody "
         "knows"
     )
 

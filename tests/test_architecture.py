@@ -26,7 +26,7 @@ FLOORS = [
     {"rollout"},
     {"trainers", "feedback", "search"},
     {"callbacks", "report", "selfcheck"},
-    {"demo"},
+    {"demo", "pipeline"},
     {"cli", "__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}

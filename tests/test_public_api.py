@@ -18,8 +18,9 @@ from hf_rlx import GRPOConfig, GRPOTrainer
 from hf_rlx.trainers.grpo import PRESETS
 
 NAMES = """
-    Completion DIFFERS_FROM_TRL GRPOConfig GRPOTrainer Generator Group PPOConfig PPOTrainer RewardError RewardScorer
-    Rollout SamplingParams SharedModel TokenScores __version__ four_bit_config load_causal_lm load_tokenizer
+    Completion DIFFERS_FROM_TRL GRPOConfig GRPOTrainer Generator Group PPOConfig PPOTrainer RewardConfig RewardError
+    RewardReport RewardScorer RewardTrainer Rollout SFTConfig SFTTrainer SamplingParams SharedModel TokenScores
+    __version__ evaluate_on_policy four_bit_config load_causal_lm load_tokenizer
 """
 FUNCTIONS = """
     AdaptiveKLController Aggregation CalibrationError CombinedRewards Correlation FixedKLController GaeOutput

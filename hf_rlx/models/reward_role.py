@@ -94,7 +94,8 @@ class RoleReward:
 
     Args:
         shared: the model with the role. role: its name.
-        tokenizer: by default that which the role was trained with, else the one of the base's name.
+        tokenizer: by default that which the role was trained with or which lies in the model's folder, else the one of
+            the base's name.
         normalizer: "none", "batch" (each call by its own mean and deviation; a single row by the saved moments) or
             "running" (by all scores so far, starting with the saved moments, which move on and are saved with the
             model); None: what the role was trained with. Inside `frozen()` both read the saved moments only.
@@ -186,6 +187,12 @@ class RoleReward:
                 facts["moments"] = moments.state_dict()
         return moments.normalize(tempered)
 
+    def to(self, device: torch.device | str) -> None:
+        """Move the model, unless it is quantised or accelerate has placed its parts."""
+        placed = getattr(self.shared.causal_lm, "hf_device_map", None) is not None
+        if not placed and self.shared.quantization_method is None:
+            self.shared.to(device)
+
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Inside the block the saved moments are used and left alone: for evaluation."""
@@ -221,6 +228,9 @@ class RoleReward:
 
 
 def _tokenizer_of(shared: SharedModel) -> Any:
+    """That was saved with the model, else the base's."""
+    if shared.folder is not None and (shared.folder / "tokenizer_config.json").is_file():
+        return load_tokenizer(str(shared.folder))
     if not shared.config.name_or_path:
         raise ValueError("the model was made in memory: no name to find its tokenizer by; pass tokenizer=")
     return load_tokenizer(shared.config.name_or_path)

@@ -74,6 +74,7 @@ class SharedModel(WalkedModule):
         self._current = POLICY
         self._at_rest: tuple[str, ...] = (POLICY,)
         self.tokenizer: Any = None  # that a trainer trained it with
+        self.folder: Path | None = None  # that it was loaded from, or its Hub id
         self.policy_parameters = {name for name, p in self.named_parameters() if p.requires_grad}
         self.plan = initial_plan(base, packing)
 
@@ -102,6 +103,7 @@ class SharedModel(WalkedModule):
         model = storage.load_model(name_or_path, peft_config, base, is_trainable, quantization_config, kwargs)
         shared = cls.build(model, peft_config, packing=packing)
         storage.load_roles(shared, Path(name_or_path), is_trainable)
+        shared.folder = Path(name_or_path)
         return shared
 
     @classmethod

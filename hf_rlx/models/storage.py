@@ -134,7 +134,8 @@ def load_model(
     if not has_adapter(folder):
         if base is not None:
             return base
-        classifier = names_classifier(name_or_path, bool(kwargs.get("trust_remote_code", False)))
+        trust = bool(kwargs.get("trust_remote_code", False))
+        classifier = "gguf_file" not in kwargs and names_classifier(name_or_path, trust)
         return (load_classifier if classifier else load_causal_lm)(name_or_path, quantization_config, **kwargs)
     if peft_config is not None:
         raise ValueError(f"{folder} holds an adapter; drop peft_config to train on it, or merge it first")

@@ -16,7 +16,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Rule:
-    """A log is suspicious where `metric` is at least `limit`; `patience` such logs in a row are an alert.
+    """A log is suspicious where `metric` is at least `limit` (`below`: at most); `patience` such logs in a row are an
+    alert.
 
     advice: what to do, with fields of the log by name and `{limit}` for `max_completion_length`.
     """
@@ -26,6 +27,7 @@ class Rule:
     limit: float
     advice: str
     patience: int = 2
+    below: bool = False
 
 
 RULES = (
@@ -51,6 +53,16 @@ RULES = (
         5.0,
         "the KL to the reference is {value} nats a token: the policy has left the language it started from. Lower "
         "learning_rate or raise beta, and go back to an earlier checkpoint",
+    ),
+    Rule(
+        "negative KL",
+        "kl/k1_sequence",
+        -1.0,
+        "the KL to the reference is {value} nats a sequence, which it cannot be in the mean over the policy's own "
+        "samples: tokens come from another distribution than the one whose log-probs are read. Leave top_k, top_p, "
+        "min_p, repetition_penalty and generation_kwargs alone; with several passes over a rollout, lower "
+        "learning_rate or num_iterations. The other estimate, `kl` (k3), is never negative",
+        below=True,
     ),
     Rule(
         "special tokens in messages",
@@ -105,7 +117,8 @@ class Alerts(TrainerCallback):
             value = logs.get(rule.metric)
             if value is None:  # this log does not tell
                 continue
-            suspicious = value >= rule.limit and not (rule.name == "constant reward" and self._explained)
+            beyond = value <= rule.limit if rule.below else value >= rule.limit
+            suspicious = beyond and not (rule.name == "constant reward" and self._explained)
             self._in_a_row[rule.name] = self._in_a_row.get(rule.name, 0) + 1 if suspicious else 0
             if self._in_a_row[rule.name] < rule.patience or rule.name in self.told:
                 continue

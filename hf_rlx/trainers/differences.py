@@ -33,6 +33,7 @@ class Difference:
 
 
 _HERE = "tests/parity/test_differences.py::"
+_REWARD = "tests/parity/test_reward.py::"
 _DEFAULTS = "tests/parity/test_contract.py::test_defaults_are_trl_s_but_for_the_table"
 
 
@@ -57,7 +58,7 @@ _TABLE: dict[str, Difference] = {
         "a sequence's summed ratio grows with its length, so sequence_mask silently drops long completions",
     ),
     "GRPOConfig.vllm_importance_sampling_clip_max": _default(3.0, 2.0, "the threshold documented for token_truncate"),
-    "BaseConfig.disable_dropout": _default(
+    "OnlineConfig.disable_dropout": _default(
         False, True, "old, new and reference log-probs must be one function of the weights; DPO has it on in TRL too"
     ),
     "BaseConfig.fp16": _default(
@@ -276,6 +277,55 @@ _TABLE: dict[str, Difference] = {
         "with pad = eos the former reads the token before EOS",
         "tests/rollout/test_reward_models.py::test_the_score_is_read_at_eos_also_when_pad_is_eos",
     ),
+    # Reward models that are trained here.
+    "reward training: where the score is read": _behaviour(
+        "at the last token that is not the pad token; with pad = eos that is the one before the EOS",
+        "at the answer's last token by its own length, EOS included",
+        "the EOS that was appended is what tells a finished answer",
+        _REWARD + "test_the_score_is_read_at_eos_where_pad_is_eos",
+    ),
+    "reward training: max_length": _behaviour(
+        "rows with a longer answer are dropped",
+        "prompt and answers are cut, EOS kept, and counted",
+        "long rows are data too, and dropping them teaches that long answers do not occur",
+        _REWARD + "test_long_rows_are_cut_and_not_dropped",
+    ),
+    "reward training: the end of a message": _behaviour(
+        "with all that the chat template writes behind it, such as ChatML's line break",
+        "up to the template's last EOS",
+        "a policy stops at EOS, and its answers must be scored at the token that was trained",
+        _REWARD + "test_the_score_of_a_message_is_read_at_its_eos",
+    ),
+    "reward training: accumulation": _behaviour(
+        "the mean over each micro-batch, averaged",
+        "the mean over all rows of the optimizer step and of all processes",
+        "the gradient must not depend on how a step was split",
+        _REWARD + "test_an_uneven_micro_batch_weighs_by_its_rows",
+    ),
+    "reward training: accuracy": _behaviour(
+        "a tie is wrong",
+        "a tie counts 1/2; evaluation has an interval and the number of ties",
+        "a scorer that knows nothing is at 1/2, and ties do occur in bfloat16",
+        _REWARD + "test_a_tie_counts_half",
+    ),
+    "reward training: identical answers": _behaviour(
+        "a pair of loss log 2 and no gradient, in the mean",
+        "out of loss and denominator, counted",
+        "they dilute the step with nothing",
+        "tests/trainers/test_reward.py::test_rows_without_a_pair_change_nothing",
+    ),
+    "reward training: peft_config with a language model": _behaviour(
+        "an adapter on a sequence classifier",
+        'the role "reward" beside a fresh policy adapter; with task_type="SEQ_CLS" as TRL',
+        "the same base then trains the policy",
+        "tests/trainers/test_reward.py::test_a_causal_lm_with_a_config_gets_a_policy_beside",
+    ),
+    "reward training: the head of an adapter": _behaviour(
+        "saved only with the task type SEQ_CLS or modules_to_save",
+        "always trained and saved",
+        "without it the loaded model's scores are random",
+        "tests/trainers/test_reward_classifier.py::test_saved_and_loaded_by_transformers_it_gives_the_same_score",
+    ),
     # PPO, against TRL 1.9, the last to have it.
     "PPO: models": _behaviour(
         "policy, reference, reward model and value model, each a whole network",
@@ -287,7 +337,7 @@ _TABLE: dict[str, Difference] = {
         "the value model is a network of its own",
         "the critic's head reads the policy's hidden states and sends no gradient into them; field detach_critic",
         "a value loss grows with the square of the rewards' scale and would drown the policy's gradient",
-        "tests/trainers/test_ppo.py::test_the_value_gradient_stops_at_the_head_unless_asked",
+        "tests/trainers/test_ppo_update.py::test_the_value_gradient_stops_at_the_head_unless_asked",
     ),
     "PPO: rewards": _behaviour(
         "one sequence classifier, of token ids",
@@ -311,13 +361,13 @@ _TABLE: dict[str, Difference] = {
         "policy and value model are clipped as one",
         "each by itself",
         "a large value loss would shrink the policy's step",
-        "tests/trainers/test_ppo.py::test_policy_and_critic_are_clipped_apart",
+        "tests/trainers/test_ppo_update.py::test_policy_and_critic_are_clipped_apart",
     ),
     "PPO: approx_kl": _behaviour(
         "half the squared log-ratio, averaged over padding too",
         "k3 of KL(old, new) over real tokens",
         "padding dilutes it; k3 is unbiased and never negative",
-        "tests/trainers/test_ppo.py::test_approx_kl_is_k3_over_real_tokens",
+        "tests/trainers/test_ppo_update.py::test_approx_kl_is_k3_over_real_tokens",
     ),
     "PPO: num_mini_batches": _behaviour(
         "divides a rollout of per_device_train_batch_size x gradient_accumulation_steps",
@@ -335,7 +385,7 @@ _TABLE: dict[str, Difference] = {
         "evaluate() fails, eval settings are ignored",
         "as in GRPO",
         "a reward that rises in training must rise on held-out prompts",
-        "tests/trainers/test_ppo.py::test_evaluation_and_several_responses_a_prompt",
+        "tests/trainers/test_ppo_roles.py::test_evaluation_and_several_responses_a_prompt",
     ),
 }
 

@@ -65,7 +65,7 @@ def loss_fault(loss: Tensor, shared: nn.Module, batch: Any, step: int) -> NonFin
     if torch.isfinite(loss.detach()):
         return None
     weights = not_finite(shared.named_parameters())
-    fields = ("advantages", "old_logps", "ref_logps", "is_weights", "normalizer")
+    fields = ("advantages", "returns", "old_logps", "old_values", "ref_logps", "is_weights", "normalizer")
     inputs = not_finite((n, getattr(batch, n)) for n in fields if getattr(batch, n, None) is not None)
     if weights:
         where = f"of the weights {_listed(weights)} not finite"

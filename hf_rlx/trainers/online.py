@@ -6,8 +6,8 @@
                     deal       kept completions to micro-steps, with log-probs of what sampled and of the reference
     update(batch):  one packed forward and backward per micro-step
 
-PPO and GRPO differ in `compute_advantages` and `minibatch_loss`. Groups stay whole on one process, so no baseline
-needs a gather.
+PPO and GRPO differ in `compute_advantages` (PPO's are complete after `minibatches`, which knows the old values) and
+`minibatch_loss`. Groups stay whole on one process, so no baseline needs a gather.
 """
 
 from __future__ import annotations

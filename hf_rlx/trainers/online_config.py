@@ -86,7 +86,7 @@ class OnlineConfig(BaseConfig):
     # KL to the reference.
     beta: float = described(0.04, "Weight of the KL to the reference; 0: no reference at all.")
     kl_target: float | None = described(None, "Nats a sequence that an adaptive beta steers to (Ziegler et al. 2019).")
-    kl_horizon: float = described(10000.0, "Episodes over which a full error moves an adaptive beta by 20 %.")
+    kl_horizon: float = described(10000.0, "Episodes over which a full error moves an adaptive beta by a fifth.")
     sync_ref_model: bool = described(False, "Move the reference towards the policy every ref_model_sync_steps.")
     ref_model_mixup_alpha: float = described(0.6, "Share of the policy in the moved reference.")
     ref_model_sync_steps: int = described(512, "Optimizer steps between two moves of the reference.")

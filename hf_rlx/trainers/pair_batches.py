@@ -1,5 +1,4 @@
-"""Which rows of preference data a micro-step gets: dealt so that no split of an optimizer step changes the gradient.
-"""
+"""Which rows of preference data a micro-step gets: dealt so that no split of a step changes its gradient."""
 
 from __future__ import annotations
 
@@ -105,14 +104,12 @@ class PairBatch:
         normalizer: scalar, rows with a pair over the whole optimizer step and all processes, at least 1.
         idle: no process has a pair in this optimizer step.
         dealt: rows that this share was dealt; those without a pair (identical answers, ties only) left.
-        parts: into how many a micro-step was cut for want of memory; 1: not at all.
     """
 
     rows: list[RankedGroup]
     normalizer: Tensor
     idle: bool = False
     dealt: int = 0
-    parts: int = 1
 
     @property
     def groups(self) -> list[Group]:
@@ -129,8 +126,25 @@ class PairBatch:
         if len(self.rows) < 2:
             return [self]
         at = len(self.rows) // 2
-        parts = self.rows[:at], self.rows[at:]
-        return [replace(self, rows=rows, parts=2 * self.parts, dealt=len(rows)) for rows in parts]
+        return [self._of(self.rows[:at]), self._of(self.rows[at:])]
+
+    def split(self, max_tokens: int | None) -> list[PairBatch]:
+        """Micro-batches of whole rows of at most so many packed tokens that add up to this one; None: itself."""
+        if max_tokens is None or len(self.rows) < 2:
+            return [self]
+        parts: list[list[RankedGroup]] = [[]]
+        used = 0
+        for row in self.rows:
+            tokens = sum(group.num_tokens for group in row.groups)
+            if parts[-1] and used + tokens > max_tokens:
+                parts.append([])
+                used = 0
+            parts[-1].append(row)
+            used += tokens
+        return [self] if len(parts) == 1 else [self._of(rows) for rows in parts]
+
+    def _of(self, rows: list[RankedGroup]) -> PairBatch:
+        return replace(self, rows=rows, dealt=len(rows))
 
 
 def pair_loader(dataset: Any, args: Any, collate: Callable[[list[tuple[int, Any]]], Any]) -> WindowLoader:

@@ -37,6 +37,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from hf_rlx.functional import PpoPolicyLossOutput, aggregate, kl_penalty, normalizer_count, ppo_policy_loss, value_loss
@@ -370,10 +371,14 @@ class PPOTrainer(OnlineTrainer):
         super().restore_recorded(before[:2])
         self._moved = list(before[2])
 
-    def load_run_state(self, state: dict[str, Any]) -> None:
-        """See `BaseTrainer`; runs go on at the start of an optimizer step."""
-        super().load_run_state(state)
+    def get_train_dataloader(self) -> DataLoader:
+        """See `OnlineTrainer`; a run begins, or goes on, at the start of an optimizer step."""
         self._moved = [0.0, 0.0]
+        return super().get_train_dataloader()
+
+    def run_facts(self) -> dict[str, Any]:
+        """See `BaseTrainer`."""
+        return {**super().run_facts(), "critic": "adapter" if self.own_critic else "head"}
 
     def _record_parts(self, batch: MiniBatch, **parts: float | Tensor) -> None:
         """Shares of one optimizer step's loss; their mean over micro-steps and processes, scaled back to a step."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import math
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from hf_rlx.trainers.config import C, described, strict
@@ -53,7 +55,7 @@ REPLACED = {
 
 def accepts_old_names(cls: C) -> C:
     """Class decorator of a configuration, above `strict`: names of TRL's PPOConfig are understood, each with one note
-    in the log, or refused with what to write instead.
+    in the log, or refused with what to write instead. `HfArgumentParser` takes them on a command line too.
 
     Raises (from the constructor):
         TypeError: a name that is refused, or both an old name and the field that it stands for.
@@ -80,6 +82,12 @@ def accepts_old_names(cls: C) -> C:
         original(self, *args, **kwargs)
 
     cls.__init__ = init  # type: ignore[misc]
+    known: dict[str, Any] = cls.__dataclass_fields__  # type: ignore[attr-defined]
+    for old, ours in RENAMED.items():
+        field = copy.copy(known[ours])  # another configuration has the same one
+        aliases = [*field.metadata.get("aliases", []), f"--{old}"]
+        field.metadata = MappingProxyType({**field.metadata, "aliases": aliases})
+        known[ours] = field
     return cls
 
 
@@ -132,10 +140,14 @@ class PPOConfig(OnlineConfig):
     )
     # The critic.
     critic_adapter: bool = described(
-        False, "The critic has an adapter of its own, with a forward and backward of its own; False: a head only."
+        False,
+        "The critic has an adapter of its own, with a forward and backward of its own: twice the work of an update, and "
+        "it can learn any value. False: a linear head on the policy's forward, which explains a part.",
     )
     critic_init_from_reward: bool = described(
-        False, "The critic is an adapter of its own, copied with its head from the role `reward`."
+        False,
+        "The critic is an adapter of its own, copied with its head from the role `reward`: its values are raw scores, so "
+        "leave the reward function's normaliser off with it.",
     )
     detach_critic: bool = described(
         True,

@@ -49,6 +49,11 @@ class PreferenceConfig(BaseConfig):
         1024, "Tokens of prompt and answer together; longer ones are cut, EOS kept. None: the model's context."
     )
     shuffle_dataset: bool = described(True, "Draw rows in a random order, every epoch its own.")
+    max_tokens_per_update: int | None = described(
+        None,
+        "Tokens of one forward and backward: a micro-batch of more is done in parts, one after the other, which give "
+        "the same gradient in less memory. None: 512 on a CPU, where more at a time is no faster; on GPUs no limit.",
+    )
     chat_template_kwargs: dict[str, Any] | None = described(None, "Arguments of the chat template.")
     chat_template_path: str | None = described(
         None, "Chat template: a .jinja file, or a folder or Hub id whose tokenizer has one."
@@ -69,6 +74,10 @@ class PreferenceConfig(BaseConfig):
             raise ValueError(
                 f"max_length must be at least 2 (a prompt and an answer) or None, got {self.max_length!r}"
             )
+        if self.max_tokens_per_update is None and self.device.type == "cpu":
+            self.max_tokens_per_update = 512
+        if self.max_tokens_per_update is not None and self.max_tokens_per_update < 1:
+            raise ValueError(f"max_tokens_per_update must be at least 1 or None, got {self.max_tokens_per_update!r}")
         if self.auto_find_batch_size:
             raise ValueError("auto_find_batch_size is not needed: micro-batches that do not fit are done in halves")
         if self.fsdp:
@@ -103,9 +112,9 @@ class PreferenceTrainer(BaseTrainer):
         quantization_config: Any = None,
         peft_config: Any = None,
     ) -> None:
-        check_preferences(train_dataset, "train_dataset")
+        self.check_dataset(train_dataset, "train_dataset")
         for name, dataset in (eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}).items():
-            check_preferences(dataset, f"eval_dataset {name}".strip())
+            self.check_dataset(dataset, f"eval_dataset {name}".strip())
         super().__init__(
             model,
             args,
@@ -143,6 +152,18 @@ class PreferenceTrainer(BaseTrainer):
         """Metrics, without prefix, of what `examine` kept of all rows of a dataset, in their order."""
         raise NotImplementedError(f"{type(self).__name__} does not say what it evaluates")
 
+    def check_dataset(self, dataset: Any, name: str) -> None:
+        """Refuse a dataset (None: nothing) without the columns and rows that are needed; `name` is for messages."""
+        check_preferences(dataset, name)
+
+    def encode_row(self, row: dict[str, Any], index: int, **options: Any) -> RankedGroup:
+        """Tokenize one row; options as in `encode_preference`."""
+        return encode_preference(row, index, self.tokenizer, **options)
+
+    def weight_of(self, row: RankedGroup) -> float:
+        """What a row adds to the loss's denominator; 0: it is left out and counted."""
+        return float(row.num_pairs > 0)
+
     def check_row(self, row: RankedGroup) -> None:
         """Refuse a row that the loss cannot use; the message reads on from "row 3 ..."."""
 
@@ -164,8 +185,8 @@ class PreferenceTrainer(BaseTrainer):
         """The micro-batches of one optimizer step, and what its loss is divided by."""
         with together():
             dealt = list(islice(epoch_iterator, num_batches))
-        kept = [[row for row in rows if row.num_pairs] for rows in dealt]
-        count = torch.tensor(float(sum(map(len, kept))), device=device)
+        kept = [[row for row in rows if self.weight_of(row)] for rows in dealt]
+        count = torch.tensor(float(sum(self.weight_of(row) for rows in kept for row in rows)), device=device)
         total = self.accelerator.reduce(count, "sum")
         idle = not bool(total)
         batches = [
@@ -206,7 +227,9 @@ class PreferenceTrainer(BaseTrainer):
         # A step that any process learns from needs a backward on all of them, and the gradient scaler one always.
         if not batch.rows and (alone or batch.idle) and self.accelerator.scaler is None:
             return torch.zeros((), device=self.args.device)
-        return self.halving.run(model, batch)
+        # Where several processes reduce gradients together, each must run as many backwards as the others.
+        parts = batch.split(self.args.max_tokens_per_update) if alone else [batch]
+        return torch.stack([self.halving.run(model, part) for part in parts]).sum()
 
     def forward_backward(self, model: nn.Module, batch: PairBatch) -> Tensor:
         """The losses of one micro-batch and their backwards, role by role; returns their mean, scaled for DDP."""
@@ -246,10 +269,9 @@ class PreferenceTrainer(BaseTrainer):
         limits = [limit for limit in (self.args.max_length, context) if limit is not None]
         encoded = []
         for index, row in rows:
-            group = encode_preference(
+            group = self.encode_row(
                 row,
                 index,
-                self.tokenizer,
                 max_length=min(limits, default=None),
                 chat_template_kwargs=self.args.chat_template_kwargs,
                 special_tokens=self.args.special_tokens_in_messages,
@@ -313,7 +335,7 @@ class PreferenceTrainer(BaseTrainer):
             parts = [self.evaluate(part, None, f"{metric_key_prefix}_{name}") for name, part in dataset.items()]
             return {name: value for part in parts for name, value in part.items()}
         if eval_dataset is not None:
-            check_preferences(dataset, "eval_dataset")
+            self.check_dataset(dataset, "eval_dataset")
         start = time.perf_counter()
         metrics = self.summarise(self.examine_all(dataset), metric_key_prefix)
         seconds = time.perf_counter() - start

@@ -185,7 +185,9 @@ class RewardTrainer(PreferenceTrainer):
             return
         tokenizer, config = self.tokenizer, self.shared.config.get_text_config()
         if tokenizer.pad_token_id == tokenizer.eos_token_id:
-            others = [t for t in (tokenizer.unk_token, *tokenizer.all_special_tokens) if t and t != tokenizer.eos_token]
+            others = [
+                t for t in (tokenizer.unk_token, *tokenizer.all_special_tokens) if t and t != tokenizer.eos_token
+            ]
             tokenizer.pad_token = next((t for t in others if t != tokenizer.bos_token), others[0] if others else None)
         config.pad_token_id = tokenizer.pad_token_id
 

@@ -3,7 +3,7 @@
 | model | peft_config | what trains |
 |---|---|---|
 | `SharedModel` | given or not | role `reward`: adapter and head; without a config a copy of the policy's adapter |
-| `PeftModel` on a causal language model | - | the same |
+| `PeftModel` on a causal language model | given or not | the same; the model's adapter is the policy's |
 | causal language model, name or in memory | given | the same, beside a fresh policy adapter |
 | name of any decoder | none | a sequence classifier, all weights (as TRL) |
 | name of any decoder | task type SEQ_CLS, or `score` saved | a sequence classifier, adapter and head (as TRL) |
@@ -42,7 +42,7 @@ def reward_base(
     """
     torch.manual_seed(args.seed)  # before anything starts at random
     if isinstance(model, SharedModel):
-        return as_shared_model(model, args, quantization_config, None)
+        return _without_reward(as_shared_model(model, args, quantization_config, None), peft_config)
     if isinstance(model, str | os.PathLike):
         return _from_name(str(model), args, quantization_config, peft_config)
     base = model.get_base_model() if isinstance(model, PeftModel) else model
@@ -55,6 +55,8 @@ def reward_base(
                 'with LoraConfig(task_type="SEQ_CLS", ...)'
             )
         return as_shared_model(model, args, quantization_config, _with_head(peft_config))
+    if isinstance(model, PeftModel):
+        return as_shared_model(model, args, quantization_config, None)  # peft_config is the reward adapter's
     if isinstance(model, PreTrainedModel) and peft_config is None:
         raise ValueError(
             f"{type(model).__name__} with all weights training cannot be a reward model beside itself; pass "
@@ -66,7 +68,7 @@ def reward_base(
 
 def _from_name(name: str, args: BaseConfig, quantization_config: Any, peft_config: PeftConfig | None) -> SharedModel:
     if storage.has_adapter(Path(name)):
-        return as_shared_model(name, args, quantization_config, peft_config)
+        return _without_reward(as_shared_model(name, args, quantization_config, None), peft_config)
     beside_policy = peft_config is not None and not _wants_classifier(peft_config)
     if beside_policy and not classifier.names_classifier(name, args.trust_remote_code):
         return as_shared_model(name, args, quantization_config, _without_head(peft_config))
@@ -76,6 +78,15 @@ def _from_name(name: str, args: BaseConfig, quantization_config: Any, peft_confi
     model = classifier.load_classifier(name, quantization_config, **{**kwargs, **(args.model_init_kwargs or {})})
     shared = SharedModel.build(model, _with_head(peft_config), packing=args.packing)
     storage.load_roles(shared, Path(name))
+    return shared
+
+
+def _without_reward(shared: SharedModel, peft_config: PeftConfig | None) -> SharedModel:
+    """Refuse a configuration for an adapter that is there."""
+    if peft_config is not None and REWARD in shared.roles:
+        raise ValueError(
+            "the model has a reward model already, and a peft_config was given; drop peft_config to train on it"
+        )
     return shared
 
 

@@ -29,11 +29,20 @@ _MATHS = re.compile(r"(?<!\\)\$\$?((?:[^$\\]|\\.)+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*|\.\d+")
 _RUN = re.compile(r"\S+")
 # Between two numbers that are offered side by side: `8 apples and 9`, `5 or maybe 6`.
-_OFFERED = re.compile(r"(?: [A-Za-z]+){0,2},? (?:and|or) (?:[A-Za-z]+ )?[$*]*|[ \t]*[,;]?[ \t]*")
+_OFFERED = re.compile(r"(?: [A-Za-z]+){0,2},? (?:and|or) (?:[A-Za-z]+ )?[$*]*|[ \t]*")
+_LISTED = re.compile(r"[ \t]*[,;][ \t]*")
+# In front of a number that is a bound, or one of many, and not the answer.
+_BOUND = re.compile(
+    r"(?:n't|\b(?:not|than|at least|at most|below|above|under|over|up to|none of|out of|exceeds?|no|nor|nearly|almost|"
+    r"beyond))"
+    r"[ $*(]*$",
+    re.IGNORECASE,
+)
 _ORDINAL = re.compile(r"(?:st|nd|rd|th)\b")
 _OFFERS = re.compile(r"^[\s,;]*$|\b(?:and|or)\b", re.IGNORECASE)
 _DENIED = re.compile(r"\bnot\b|n't\b|\bneither\b", re.IGNORECASE)
 _VALUE = re.compile(r"[^.!?;\n]{0,80}?(?:\d|\$|\\)|\(?[A-J]\)?(?![A-Za-z'])")
+_SHORT = 40
 _MARKS = 8  # of a line that are looked at
 _REASON = re.compile(r",?\s+(?:because|since)\b|,\s+(?:as|which)\b")
 _SENTENCE_END = re.compile(r"[.!?;](?:\s|$)")
@@ -155,7 +164,8 @@ def candidates(text: str, place: Place) -> list[str]:
         for each in ("boxed", "hash", "answer_line", "last"):
             if found := candidates(text, each):
                 return found
-        return []
+        short = text.strip().strip(_DRESS).strip()  # an option, a word, a formula, and nothing else
+        return [short] if 0 < len(short) <= _SHORT and "\n" not in short else []
     if place == "tag":
         inside = last_tag(text)
         return [] if inside is None else [joint_boxes(inside) or inside]
@@ -206,8 +216,8 @@ def _stated(tail: str) -> Iterator[str]:
     if maths or _DENIED.search(sentence):
         return
     yield from _only_number(sentence)
-    head = _REASON.split(sentence, maxsplit=1)[0]
-    if head != sentence:
+    head, *reason = _REASON.split(sentence, maxsplit=1)
+    if reason and not _OFFERS.search(reason[0]):
         yield head
         yield from _only_number(head)
 
@@ -240,6 +250,11 @@ def _last(text: str) -> Iterator[str]:
         return
     run = next(m for m in _RUN.finditer(text) if m.start() <= number.start() < m.end())
     before, after = text[: run.start()].rstrip(), text[run.end() :].lstrip(" ")
+    if _BOUND.search(before[-40:]):
+        return
+    ends = not after.strip(_DRESS) or after.startswith("\n")  # `On day 5, 30 birds came` lists nothing
+    if len(numbers) > 1 and ends and _LISTED.fullmatch(text, numbers[-2].end(), number.start()):
+        return
     if re.search(r"[+*/^\N{MULTIPLICATION SIGN}÷<>≤≥√\\-]$", before) or re.match(
         r"[+*/^\N{MULTIPLICATION SIGN}÷<>≤≥\\=-]", after
     ):

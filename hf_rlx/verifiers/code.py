@@ -132,9 +132,6 @@ class CodeVerifier(JudgedRows):
             verdicts = [replace(v, reason=f"unsafe: {v.reason}") for v in verdicts]
         return verdicts
 
-    def _more_columns(self, verdicts: list[Verdict]) -> dict[str, list[Any]]:
-        return {"level": [self.level] * len(verdicts)}
-
     def judge(self, text: str, cell: Any) -> Verdict:
         """The verdict on one completion; never an exception for what a completion or its tests hold.
 

@@ -116,7 +116,8 @@ def _without_units(gold: Node, answer: Node, rules: Rules) -> tuple[Node, Node, 
     gold, answer = _as_unit(gold, answer), _as_unit(answer, gold)
     units = [n.text if n.kind == "unit" else "" for n in (gold, answer)]
     values = [n.parts[0] if n.kind == "unit" else n for n in (gold, answer)]
-    same = units[0] == units[1] or (rules.units == "optional" and "" in units)
+    bare = [value.kind for value, unit in zip(values, units, strict=True) if not unit]
+    same = units[0] == units[1] or (rules.units == "optional" and "" in units and "pct" not in bare)  # 50% is no $0.50
     return values[0], values[1], same
 
 
@@ -224,12 +225,13 @@ def _same_items(gold: Node, answer: Node, again: Callable[[Node, Node], bool], a
             return True
         if not (gold.kind == answer.kind == "list"):
             return False
-    if answer.kind == "list" and not _is_plural(gold) and not any(map(_is_statement, answer.parts)):
-        return False  # `5, 5` is no 5; where a comma is the decimal point it is 5.5
+    for one, many in ((gold, answer), (answer, gold)):
+        if many.kind == "list" and not _is_plural(one) and not any(map(_is_statement, many.parts)):
+            return False  # `5, 5` is no 5; where a comma is the decimal point it is 5.5
     left, right = items(gold), items(answer)
     if max(len(left), len(right)) > MAX_ITEMS:
         return False
-    names = {_unindexed(_stated(n)[0]) for n in right if _is_statement(n)}
-    if len(names) > 1 and not any(map(_is_statement, left)):
-        return False  # x = 1, y = 2 says more than {1, 2}
+    names = [{_unindexed(_stated(n)[0]) for n in side if _is_statement(n)} for side in (left, right)]
+    if len(names[0]) != len(names[1]) and max(map(len, names)) > 1:
+        return False  # x = 1, y = 2 says more than {1, 2}, and than x = 1
     return all(any(again(g, a) for a in right) for g in left) and all(any(again(g, a) for g in left) for a in right)

@@ -188,8 +188,10 @@ class _Parser(Terms):
                 self.at += 1
                 found += f"^{self.exponent_digits()}"
                 continue
-            elif found and token.text == "/" and self.kind_after() in ("text", "word"):
+            elif found and token.text == "/" and self.kind_after() in ("text", "word", "sym"):
                 found += "/"
+            elif found.endswith("/") and token.kind == "sym":
+                found += token.text
             elif found and token.text == "." and self.kind_after() in ("text", "word", ""):
                 found += "."
             elif not found and token.text in _MONEY:

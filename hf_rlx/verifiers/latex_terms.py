@@ -69,7 +69,7 @@ class Terms(Cursor):
             return token.text in FUNCTIONS or token.text in CONSTANTS
         if token.kind in ("num", "sym"):
             return True
-        starts = {"(", "[", "\\{", "{", "\\frac", "\\binom", "\\sqrt", "\\begin", *_DECORATED} | (
+        starts = {"(", "[", "\\{", "{", "\\frac", "\\binom", "\\sqrt", "\\begin", *_DECORATED, *_FIGURES} | (
             _PAIRS.keys() - {"|"}
         )
         return token.text in starts or token.text[1:] in FUNCTIONS or token.text[1:] in CONSTANTS

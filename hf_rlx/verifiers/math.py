@@ -83,7 +83,8 @@ class MathVerifier(JudgedRows):
         extract: where the answer stands.
 
             - `"auto"`: the first that is there, of: `<answer>` tags, the last box, after `####`, after "the
-              answer is", the last formula or number. What stands before `</think>` does not count.
+              answer is", the last formula or number, a text of a few words as a whole. What stands before `</think>`
+              does not count.
             - `"boxed"`: the last `\\boxed{...}`; boxes with nothing but commas or "and" between are one answer.
             - `"hash"`: after the last `####`, to the end of the line.
             - `"answer_line"`: after the last "answer:", "answer is" or "A:", to the end of the sentence.
@@ -311,7 +312,7 @@ def _answer(found: list[str], gold: _Read) -> _Read | Verdict:
         text = normalise(text)
         plain = _plain(text)
         worded = _WORD.fullmatch(plain)
-        if plain == gold.text or (worded and worded[1].casefold() == gold.text.casefold()):
+        if plain == gold.text or _same_word(worded[1] if worded else plain, gold.text, worded is not None):
             return Verdict("right", "equal as written")
         chosen = _chosen(text, gold)
         if isinstance(chosen, Verdict):
@@ -331,6 +332,15 @@ def _answer(found: list[str], gold: _Read) -> _Read | Verdict:
             return Verdict("wrong", "refused: a tower of powers")
         return _Read(plain, node)
     return Verdict("wrong", reason)
+
+
+def _same_word(said: str, gold: str, worded: bool) -> bool:
+    """`Red` and, in words' mark-up, any case of it is red; without it small letters are a product of variables."""
+    if not gold.isalpha():
+        return False
+    if worded:
+        return said == gold or (len(said) > 2 and said.casefold() == gold.casefold())
+    return len(said) > 2 and said == gold.capitalize()
 
 
 def _plain(text: str) -> str:

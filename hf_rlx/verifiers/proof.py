@@ -111,9 +111,6 @@ class _ProofVerifier(JudgedRows):
         texts = [completion_text(completion) for completion in completions]
         return [self.judge(*row) for row in zip(texts, statements, names, headers, strict=True)]
 
-    def _more_columns(self, verdicts: list[Verdict]) -> dict[str, list[Any]]:
-        return {"level": [self.level] * len(verdicts)}
-
     def judge(self, text: str, statement: str, theorem: str = "answer", header: str | None = "") -> Verdict:
         """The verdict on one completion.
 

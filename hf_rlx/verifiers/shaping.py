@@ -37,7 +37,30 @@ def _check_unit(unit: str) -> None:
         raise ValueError(f"unit must be 'tokens', 'words' or 'characters', not {unit!r}")
 
 
-class LengthPenalty:
+class _Counted:
+    """Base of penalties that follow from a completion's tokens, words or characters; what differs is `_penalty`."""
+
+    __name__: str
+    unit: Unit
+
+    def __call__(self, prompts: list[Completion], completions: list[Completion], **columns: Any) -> list[float]:
+        """One penalty a completion, in -1..0.
+
+        Args:
+            prompts: not read; part of the reward-function contract.
+            completions: plain strings, or message lists whose last assistant message is judged.
+            columns: `completion_ids` is read where tokens are counted.
+
+        Raises:
+            ValueError: `completion_ids` is missing or of another length.
+        """
+        return [self._penalty(units) for units in _units(self.unit, completions, columns, self.__name__)]
+
+    def _penalty(self, units: Sequence[Any]) -> float:
+        raise NotImplementedError
+
+
+class LengthPenalty(_Counted):
     """Reward function: 0 up to a length, falling in a line to -1 at a second one, and -1 beyond.
 
     The soft overlong punishment of DAPO (Yu et al. 2025, arXiv 2503.14476, eq. 13), whose `L_max` is `hard` and whose
@@ -63,23 +86,12 @@ class LengthPenalty:
         self.soft, self.hard, self.unit = soft, hard, unit
         self.__name__ = name
 
-    def __call__(self, prompts: list[Completion], completions: list[Completion], **columns: Any) -> list[float]:
-        """One penalty a completion, in -1..0.
-
-        Args:
-            prompts: not read; part of the reward-function contract.
-            completions: plain strings, or message lists whose last assistant message is judged.
-            columns: `completion_ids` is read where tokens are counted.
-
-        Raises:
-            ValueError: `completion_ids` is missing or of another length.
-        """
-        counts = [len(units) for units in _units(self.unit, completions, columns, self.__name__)]
-        over = [max(0, count - self.soft) / (self.hard - self.soft) for count in counts]
-        return [0.0 - min(1.0, share) for share in over]
+    def _penalty(self, units: Sequence[Any]) -> float:
+        over = max(0, len(units) - self.soft) / (self.hard - self.soft)
+        return 0.0 - min(1.0, over)
 
 
-class RepetitionPenalty:
+class RepetitionPenalty(_Counted):
     """Reward function: minus the share of n-grams that repeat an earlier one, in -1..0.
 
     `-(1 - different / all)` over the n-grams of a completion (Yeo et al. 2025, "Demystifying Long Chain-of-Thought
@@ -106,19 +118,6 @@ class RepetitionPenalty:
         _check_unit(unit)
         self.n, self.unit = n, unit
         self.__name__ = name
-
-    def __call__(self, prompts: list[Completion], completions: list[Completion], **columns: Any) -> list[float]:
-        """One penalty a completion, in -1..0.
-
-        Args:
-            prompts: not read; part of the reward-function contract.
-            completions: plain strings, or message lists whose last assistant message is judged.
-            columns: `completion_ids` is read where tokens are counted.
-
-        Raises:
-            ValueError: `completion_ids` is missing or of another length.
-        """
-        return [self._penalty(units) for units in _units(self.unit, completions, columns, self.__name__)]
 
     def _penalty(self, units: Sequence[Any]) -> float:
         if self.unit == "words":

@@ -82,11 +82,13 @@ class JudgedRows:
     Attributes:
         max_failed: see `settle`.
         graded: whether partial credit is paid.
+        level: of the sandbox, where there is one; logged with every reward as `<name>/level`.
     """
 
     __name__: str
     max_failed = 0.25
     graded = False
+    level: str = ""
 
     def __call__(
         self,
@@ -101,7 +103,7 @@ class JudgedRows:
         Args:
             prompts: not read; part of the reward-function contract.
             completions: plain strings, or message lists whose last assistant message is judged.
-            log_extra: gets the column `<name>/reason`, and what else the class says.
+            log_extra: gets the column `<name>/reason`, and `<name>/level` where there is a sandbox.
             log_metric: gets `<name>/failed`, completions without a verdict, and what else the class says.
             columns: dataset columns, one value per completion; which are read stands at the class.
 
@@ -110,9 +112,8 @@ class JudgedRows:
             VerifierBrokenError: more than `max_failed` of the completions have no verdict for a reason of our own.
         """
         verdicts = self._verdicts(completions, columns)
-        if log_extra is not None:
-            for column, values in self._more_columns(verdicts).items():
-                log_extra(f"{self.__name__}/{column}", values)
+        if log_extra is not None and self.level:
+            log_extra(f"{self.__name__}/level", [self.level] * len(verdicts))
         if log_metric is not None:
             for metric, value in self._more_metrics(verdicts).items():
                 log_metric(f"{self.__name__}/{metric}", value)
@@ -124,10 +125,6 @@ class JudgedRows:
     def _verdicts(self, completions: Sequence[Completion], columns: dict[str, Any]) -> list[Verdict]:
         """One verdict a completion."""
         raise NotImplementedError
-
-    def _more_columns(self, verdicts: list[Verdict]) -> dict[str, list[Any]]:
-        """What is logged beside the reasons, one value a completion."""
-        return {}
 
     def _more_metrics(self, verdicts: list[Verdict]) -> dict[str, float]:
         """What is logged beside the number of failures."""

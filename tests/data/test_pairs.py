@@ -1,4 +1,4 @@
-"""Preference rows to groups. In the bundled tokenizer every character is a token: bos 1, eos 2, a..z 69..94, "\\n" 99."""
+"""Preference rows to groups. In the bundled tokenizer every character is a token: bos 1, eos 2, a..z 69..94."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_an_implicit_prompt_is_what_both_have_in_common(tokenizer):
 
 
 def test_an_implicit_prompt_leaves_each_answer_a_token(tokenizer):
-    """"ab" is the beginning of "abc": common are bos, a, b; "ab" keeps its EOS. Equal texts keep theirs, and tie."""
+    """ "ab" is the beginning of "abc": common are bos, a, b; "ab" keeps its EOS. Equal texts keep theirs, and tie."""
     assert encoded({"chosen": "ab", "rejected": "abc"}, tokenizer) == ([BOS, A, B], [[EOS], [C, EOS]])
     assert encoded({"chosen": "ab", "rejected": "ab"}, tokenizer) == ([BOS, A, B], [[EOS], [EOS]])
 
@@ -144,9 +144,7 @@ def test_what_a_template_writes_behind_eos_is_left_out(tokenizer):
 
 def test_template_arguments_and_tools_reach_the_template():
     tokenizer = load_tokenizer("tiny")
-    tokenizer.chat_template = (
-        "{{ sign }}{% if tools %}{{ tools[0]['name'] }}{% endif %}{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    )
+    tokenizer.chat_template = "{{ sign }}{{ tools[0]['name'] }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
     row = {"prompt": says("a"), "chosen": "b", "rejected": "c", "tools": '[{"name": "d"}]'}
     assert encoded(row, tokenizer, chat_template_kwargs={"sign": "c"}) == ([C, D, A], [[B], [C]])
     row["chat_template_kwargs"] = {"sign": "a"}
@@ -179,13 +177,13 @@ def merging(bos: bool) -> PreTrainedTokenizerFast:
 
 
 def test_a_prompt_that_merges_with_one_answer_is_cut_before_the_merge():
-    """"ca" + "b" is c, ab; "ca" + "c" is c, a, c: common to both and the prompt is c."""
+    """ "ca" + "b" is c, ab; "ca" + "c" is c, a, c: common to both and the prompt is c."""
     found = encoded({"prompt": "ca", "chosen": "b", "rejected": "c"}, merging(False))
     assert found == ([3], [[4, 0], [1, 3, 0]])
 
 
 def test_a_prompt_that_merges_whole_is_tokenized_by_itself():
-    """"a" + "b" is the one token ab: with nothing in common the prompt stays a, as a policy sees it."""
+    """ "a" + "b" is the one token ab: with nothing in common the prompt stays a, as a policy sees it."""
     assert encoded({"prompt": "a", "chosen": "b", "rejected": "c"}, merging(False)) == ([1], [[2, 0], [3, 0]])
 
 
@@ -268,7 +266,7 @@ def test_a_bad_row_is_named(row, message):
     [
         (
             {"question": "a", "accepted": "b", "rejected": "c"},
-            r"no column `chosen`; it has \['question', 'accepted', 'rejected'\].*rename_columns\({'accepted': 'chosen'}\)",
+            r"no column `chosen`; it has \['question', 'accepted', 'rejected'\].*rename_columns\({'accepted': 'cho",
         ),
         ({"prompt": "a", "chosen": "b", "rejcted": "c"}, r"no column `rejected`.*{'rejcted': 'rejected'}"),
         ({"prompt": "a", "responses": ["b", "c"], "ranking": [0, 1]}, r"no column `ranks`.*{'ranking': 'ranks'}"),
@@ -284,7 +282,12 @@ def test_missing_columns_are_named_with_the_rename(row, message):
 
 @pytest.mark.parametrize(
     ("dataset", "message"),
-    [([], "is empty"), ({"train": [GOOD]}, 'dataset\\["train"\\]'), ("hub/name", "load it first"), (iter([GOOD]), "streaming")],
+    [
+        ([], "is empty"),
+        ({"train": [GOOD]}, 'dataset\\["train"\\]'),
+        ("hub/name", "load it first"),
+        (iter([GOOD]), "streaming"),
+    ],
 )
 def test_a_dataset_that_is_none(dataset, message):
     with pytest.raises(ValueError, match=message):

@@ -10,7 +10,7 @@ import torch
 from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.trainers.ppo import PPOTrainer
 from tests.invariants.ranks import ends_of_logs, run_both
-from tests.invariants.two_processes_ppo import CASES, train
+from tests.invariants.two_processes_ppo import CASES, sharded, train
 from tests.trainers.ppo_tools import ppo, ppo_config
 from tests.trainers.tools import KeepGradients, digest, lora, relative_gap, rows, tiny_llama, untimed
 
@@ -185,3 +185,29 @@ def test_two_processes_are_one(both, tmp_path, case):
             assert (name in mine) == (name in theirs), name
             if name in theirs:
                 assert mine[name] == pytest.approx(theirs[name], abs=2e-5), name
+
+
+def test_processes_take_minibatches_in_one_order(both):
+    """The denominators of twelve steps, each a minibatch's tokens on both processes: epochs two and three are other
+    orders of the first."""
+    first, second = (both[rank]["shuffled"] for rank in range(2))
+    epochs = [first["denominators"][i : i + 4] for i in range(0, 12, 4)]
+    assert len(set(epochs[0])) == 4
+    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(epochs[2])
+    assert epochs[1] != epochs[0] or epochs[2] != epochs[0]
+    assert second["denominators"] == first["denominators"]
+    assert second["weights"] == first["weights"]
+
+
+def test_fsdp_is_one_process(both, tmp_path):
+    """Split weights, head included: the weights of one process, also from a checkpoint; a critic's own adapter is
+    refused by name."""
+    one, two = sharded(tmp_path, 1), both[0]["fsdp"]
+    assert one["weights"].keys() == two["weights"].keys()
+    for name, weight in one["weights"].items():
+        torch.testing.assert_close(two["weights"][name], weight, atol=2e-5, rtol=0)
+        assert torch.equal(two["again"][name], two["weights"][name])
+    for mine, theirs in zip(two["log"], one["log"], strict=True):
+        for part in ("loss", "policy_loss", "value_loss", "entropy", "policy/approx_kl"):
+            assert mine[part] == pytest.approx(theirs[part], abs=2e-5), part
+    assert "under FSDP is not carried; leave critic_adapter off" in two["refused"]

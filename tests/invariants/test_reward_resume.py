@@ -8,12 +8,16 @@ import shutil
 import signal
 
 import pytest
+import torch
 from transformers import TrainerCallback
 
 from hf_rlx.models.classifier import from_causal_lm
+from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.persistence.interrupts import TrainingInterrupted
+from hf_rlx.trainers.grpo import GRPOTrainer
 from tests.trainers.reward_tools import config, lists, pairs, shared_model, trainer
-from tests.trainers.tools import digest, lora, tiny_llama, untimed
+from tests.trainers.tools import config as grpo_config
+from tests.trainers.tools import digest, lora, rows, tiny_llama, untimed
 
 STEPS = 5
 KINDS = ["role", "ensemble", "classifier", "classifier adapter", "lists"]
@@ -105,6 +109,29 @@ def test_another_run_s_checkpoint_is_refused(tmp_path):
         make(tmp_path, "role", loss_type="all_pairs").train(resume_from_checkpoint=True)
     with pytest.raises(ValueError, match="max_length: 1024 -> 20"):
         make(tmp_path, "role", max_length=20).train(resume_from_checkpoint=True)
+
+
+def test_a_policy_run_resumes_with_the_running_moments_of_its_reward(tmp_path):
+    """The normaliser moves with every rollout; a checkpoint has it as it was at its step."""
+
+    def make_grpo(folder):
+        shared = shared_model(trained=False)
+        torch.manual_seed(0)
+        shared.add_role("reward", lora())
+        reward = shared.reward_function(tokenizer=load_tokenizer("tiny"), normalizer="running")
+        args = grpo_config(folder, max_steps=4, save_strategy="steps", save_steps=1, learning_rate=1e-2)
+        tokenizer = load_tokenizer("tiny")
+        return GRPOTrainer(shared, reward, args, train_dataset=rows(64), processing_class=tokenizer)
+
+    uninterrupted = make_grpo(tmp_path / "whole")
+    uninterrupted.train()
+    shutil.copytree(tmp_path / "whole" / "checkpoint-2", tmp_path / "part" / "checkpoint-2")
+    resumed = make_grpo(tmp_path / "part")
+    resumed.train(resume_from_checkpoint=True)
+    assert result(resumed) == result(uninterrupted)
+    moments = [run.shared.roles["reward"].facts["moments"] for run in (resumed, uninterrupted)]
+    assert moments[0] == moments[1]
+    assert moments[0]["count"] == 4 * 16
 
 
 def test_the_checkpoint_holds_the_role_and_no_pickle(whole):

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from hf_rlx.models.sharding import full_state
 from tests.trainers.ppo_tools import ppo, ppo_config, some
-from tests.trainers.tools import KeepGradients, digest
+from tests.trainers.tools import KeepGradients, digest, untimed
 
 # Windows of one step: texts of prompts 0 to 7 belong to rank 0, those of 8 to 15 to rank 1.
 CASES: dict[str, dict[str, Any]] = {
@@ -31,6 +32,14 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 
+# Minibatches are other texts than those of one process.
+SHUFFLED: dict[str, Any] = {
+    "per_device_train_batch_size": 4,
+    "num_mini_batches": 4,
+    "max_steps": 12,
+    "num_iterations": 3,
+}
+
 
 def of_rank_one(completion_ids, number, **columns):
     """Prompts 8 to 15 only."""
@@ -46,32 +55,70 @@ def train(case: str, folder: Path, processes: int) -> dict[str, Any]:
     """Four steps (two epochs of two windows) of a case, split over `processes`."""
     keep = KeepGradients()
     reward = of_rank_one if case.startswith("one rank") else nobody if case.startswith("nothing") else some
-    args = ppo_config(
-        folder,
-        per_device_train_batch_size=16 // processes,
-        max_steps=4,
-        num_iterations=2,
-        learning_rate=0.01,
-        critic_learning_rate=0.01,
-        shuffle_dataset=False,
-        optim="sgd",
-        beta=0.1,
-        max_unscored_rollouts=None,
-        **CASES[case],
-    )
-    trainer = ppo(args, reward, count=32, drift=0.05, callbacks=[keep])
+    fields = {
+        "per_device_train_batch_size": 16 // processes,
+        "max_steps": 4,
+        "num_iterations": 2,
+        "learning_rate": 0.01,
+        "critic_learning_rate": 0.01,
+        "shuffle_dataset": False,
+        "optim": "sgd",
+        "beta": 0.1,
+        "max_unscored_rollouts": None,
+        **CASES.get(case, SHUFFLED),
+    }
+    trainer = ppo(ppo_config(folder, **fields), reward, count=64, drift=0.05, callbacks=[keep])
     trainer.train()
     return {
         "gradients": [{n.removeprefix("module."): g for n, g in step.items()} for step in keep.steps],
+        "denominators": [float(batch.normalizer) for batch in trainer.batches],
         "weights": digest(trainer.shared.named_parameters()),
         "log": [entry for entry in trainer.state.log_history if "train_loss" not in entry],
     }
 
 
+def sharded(folder: Path, processes: int) -> dict[str, Any]:
+    """Four steps of Adam under FSDP2 (alone: without), the last two once more from a checkpoint. Last of all cases: a
+    process stays with it."""
+    fields: dict[str, Any] = {"fsdp": True} if processes > 1 else {}
+
+    def make(**changes: Any) -> Any:
+        args = ppo_config(
+            folder / "fsdp",
+            per_device_train_batch_size=16 // processes,
+            max_steps=4,
+            num_iterations=2,
+            shuffle_dataset=False,
+            optim="adamw_torch",
+            beta=0.1,
+            bootstrap_truncated=True,
+            save_strategy="steps",
+            save_steps=2,
+            max_unscored_rollouts=None,
+            **fields,
+            **{"detach_critic": False, **changes},
+        )
+        return ppo(args, some, count=32, drift=0.05)
+
+    first = make()
+    first.train()
+    found = {"weights": full_state(first.shared), "log": [untimed(e) for e in first.state.log_history if "loss" in e]}
+    if processes > 1:
+        again = make()
+        again.train(resume_from_checkpoint=str(folder / "fsdp" / "checkpoint-2"))
+        found["again"] = full_state(again.shared)
+        try:
+            make(critic_adapter=True)
+        except ValueError as error:
+            found["refused"] = str(error)
+    return found
+
+
 def main(folder: Path) -> None:
     """All cases, one after the other."""
     torch.set_num_threads(1)
-    results = {case: train(case, folder, 2) for case in CASES}
+    results = {case: train(case, folder, 2) for case in [*CASES, "shuffled"]}
+    results["fsdp"] = sharded(folder, 2)
     torch.save(results, folder / f"rank{torch.distributed.get_rank()}.pt")
     torch.distributed.destroy_process_group()
 

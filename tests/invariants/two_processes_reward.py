@@ -53,7 +53,9 @@ def train(case: str, folder: Path, processes: int) -> dict[str, Any]:
         **fields,
     )
     model = from_causal_lm(tiny_llama()) if case == "classifier" else shared_model()
-    rewards = trainer(args, model, data, callbacks=[keep], eval_dataset=lists(5, seed=3) if case == "lists" else pairs(5))
+    rewards = trainer(
+        args, model, data, callbacks=[keep], eval_dataset=lists(5, seed=3) if case == "lists" else pairs(5)
+    )
     rewards.train()
     metrics = rewards.evaluate()
     return {

@@ -38,7 +38,11 @@ def lists(count: int, seed: int = 0) -> Dataset:
     for i in range(count):
         lengths = [dice.randint(1, 6) for _ in range(2 + i % 3)]
         rows.append(
-            {"prompt": f"{i}+1=", "responses": [word(dice, n) for n in lengths], "scores": [-float(n) for n in lengths]}
+            {
+                "prompt": f"{i}+1=",
+                "responses": [word(dice, n) for n in lengths],
+                "scores": [-float(n) for n in lengths],
+            }
         )
     return Dataset.from_list(rows)
 

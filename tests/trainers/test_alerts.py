@@ -54,6 +54,14 @@ def test_far_from_the_reference(warnings):
     assert "is 7.5 nats a token" in warnings()[0]
 
 
+def test_a_kl_far_below_zero(warnings):
+    """trl#351: it is an estimate, so a little below 0 is noise."""
+    name = "kl/k1_sequence"
+    assert check(Alerts(), {name: -0.9}, {name: -1.5}, {name: -2.5}) == [[], [], ["negative KL"]]
+    assert "is -2.5 nats a sequence" in warnings()[0]
+    assert "top_k, top_p" in warnings()[0]
+
+
 def test_special_tokens_in_messages_at_once(warnings):
     name = "prompts/special_tokens_neutralised"
     assert check(Alerts(), {name: 0.0}, {name: 3.0}, {name: 3.0}) == [[], ["special tokens in messages"], []]

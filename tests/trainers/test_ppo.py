@@ -1,23 +1,17 @@
-"""PPO through its trainer: where rewards stand, what is learned from them, and when nothing is."""
+"""PPO through its trainer: where rewards stand, and what they are worth to each token."""
 
 from __future__ import annotations
 
-import logging
 import math
 
 import pytest
 import torch
-from peft import LoraConfig
 
 from hf_rlx.models import critic
-from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.models.roles import CRITIC, POLICY, REFERENCE
-from hf_rlx.models.shared import SharedModel
-from hf_rlx.trainers.grpo import GRPOTrainer
-from hf_rlx.trainers.ppo import PPOTrainer
 from hf_rlx.types import Group
-from tests.trainers.ppo_tools import WatchedPPO, ppo, ppo_config, some
-from tests.trainers.tools import EOS, KeepGradients, config, digest, lora, move, rows, tiny_llama
+from tests.trainers.ppo_tools import ppo, ppo_config
+from tests.trainers.tools import EOS, digest, move, rows
 
 A, B = 69, 70
 # Ended after three tokens, cut after three, ended at once, ended after two.
@@ -96,6 +90,24 @@ def test_bootstrapping_reads_the_state_after_the_last_token(tmp_path):
     (batch,) = trainer.windows[0][1]
     torch.testing.assert_close(table(batch, "returns")[0], torch.tensor([after / 8, after / 4, after / 2]))
     torch.testing.assert_close(table(batch, "returns")[1], torch.zeros(3))
+
+
+def test_texts_keep_their_scores_however_they_are_dealt(tmp_path):
+    """Of prompt 0 one text is kept, of prompt 1 two, which therefore come first: the last advantage of each is still
+    its own score minus V."""
+    texts = [[A, B, EOS], [EOS], [B, EOS], [A, A, B]]
+    worth = {(A, B, EOS): None, (EOS,): 3.0, (B, EOS): 0.5, (A, A, B): -2.0}
+    args = ppo_config(tmp_path, per_device_train_batch_size=4, num_generations=2, max_completion_length=3, beta=0.0)
+    args.shuffle_dataset = args.whiten_advantages = False
+    trainer = ppo(args, lambda completion_ids, **_: [worth[tuple(c)] for c in completion_ids], count=2, texts=texts)
+    trainer.train()
+    ((batch,),) = [batches for _, batches in trainer.windows]
+    assert batch.places == [(1, 0), (1, 1), (0, 1)]
+    last = batch.returns[range(3), batch.mask.sum(1) - 1]
+    assert last.tolist() == [0.5, -2.0, 3.0]
+    rollouts = trainer.windows[0][0]
+    assert rollouts[0].advantages[1, 0] == 3.0
+    assert not rollouts[0].advantages[0].any()
 
 
 def test_penalties_and_clips_of_scores(tmp_path):
@@ -205,405 +217,3 @@ def test_a_constant_reward_moves_the_critic_only(tmp_path):
     assert digest(policy) == before
     assert head == 0.0 != trainer.shared.heads[CRITIC].linear.bias.item()
     assert trainer.state.log_history[0]["value_loss"] == pytest.approx(0.7**2 / 2)
-
-
-# --- the update ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_the_first_step_is_on_policy(tmp_path, own):
-    """Ratio 1, no KL, no clip; loss = -mean(A) + vf_coef value loss; the critic starts at 0, so returns are scores.
-    top_k and temperature shape the sampling only (trl#2358)."""
-    trainer = WatchedPPO(
-        tiny_llama(attention_dropout=0.5),
-        some,
-        ppo_config(tmp_path, whiten_advantages=False, critic_adapter=own, temperature=0.7, top_k=2),
-        train_dataset=rows(16),
-        processing_class=load_tokenizer("tiny"),
-        peft_config=lora(lora_dropout=0.5),
-    )
-    trainer.train()
-    (batch,), log = trainer.windows[0][1], trainer.state.log_history[0]
-    tokens = batch.advantages[batch.mask]
-    torch.testing.assert_close(trainer.outs[0].ratio_mean, torch.tensor(1.0), atol=1e-6, rtol=0)
-    assert log["policy/ratio_max"] == pytest.approx(1.0, abs=1e-6)
-    assert log["policy/approx_kl"] == pytest.approx(0.0, abs=1e-9)
-    assert log["kl"] == log["clip_ratio/region_mean"] == log["value/clip_fraction"] == 0
-    assert log["policy_loss"] == pytest.approx(-tokens.mean().item(), abs=1e-6)
-    assert log["value_loss"] == pytest.approx(batch.returns[batch.mask].square().mean().item() / 2, abs=1e-6)
-    assert log["loss"] == pytest.approx(log["policy_loss"] + 0.1 * log["value_loss"], abs=1e-6)
-    assert log["value/mean"] == 0
-
-
-def test_epochs_shuffle_minibatches(tmp_path):
-    """Three epochs of four minibatches of two micro-batches: the first in order, every one a permutation, and a
-    minibatch's micro-batches stay together; off, always in order."""
-    fields = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "num_mini_batches": 4}
-    for shuffled in (True, False):
-        args = ppo_config(tmp_path, num_iterations=3, shuffle_minibatches=shuffled, **fields)
-        trainer = ppo(args)
-        passes = trainer.passes(list(range(8)))
-        epochs = [passes[i : i + 8] for i in range(0, 24, 8)]
-        assert epochs[0] == list(range(8))
-        assert all(sorted(epoch) == list(range(8)) for epoch in epochs)
-        assert all(epoch[i + 1] == epoch[i] + 1 for epoch in epochs for i in range(0, 8, 2))
-        assert (epochs[1] != epochs[0]) == (epochs[2] != epochs[0]) == shuffled
-
-
-def watch(trainer, parameters):
-    """Digests of the parameters before every micro-step, as a list that training fills."""
-    kept, original = [], trainer.training_step
-
-    def watched(*args, **kwargs):
-        kept.append(digest(parameters))
-        return original(*args, **kwargs)
-
-    trainer.training_step = watched
-    return kept
-
-
-def test_warm_up_trains_the_critic_alone(tmp_path):
-    """Two steps of four: policy bit-identical, weight decay and momentum included, value loss falls; then it moves."""
-    for own in (False, True):
-        trainer = ppo(
-            ppo_config(
-                tmp_path,
-                max_steps=4,
-                num_iterations=4,
-                critic_warmup_steps=2,
-                weight_decay=0.1,
-                critic_adapter=own,
-                critic_learning_rate=1e-2,
-                detach_critic=False,
-            ),
-            drift=0.02,
-        )
-        policy = [(n, p) for n, p in trainer.shared.trainable_parameters(POLICY) if "heads" not in n]
-        kept = watch(trainer, policy)
-        trainer.train()
-        kept.append(digest(policy))
-        assert kept[0] == kept[1] == kept[2]
-        assert kept[2] != kept[3] != kept[4]
-        losses = [entry["value_loss"] for entry in trainer.state.log_history[:4]]
-        assert losses[0] > losses[1] > losses[2]
-
-
-def test_early_stop_leaves_the_rest_of_the_window_out(tmp_path):
-    """The second of four epochs measures a KL far above 1.5e-6: it and the others step nothing, by momentum and decay
-    neither; the next window begins anew."""
-    trainer = ppo(
-        ppo_config(tmp_path, max_steps=6, num_iterations=4, learning_rate=1e-2, target_kl=1e-6, weight_decay=0.1),
-        drift=0.02,
-    )
-    kept = watch(trainer, list(trainer.shared.named_parameters()))
-    trainer.train()
-    assert kept[0] != kept[1] == kept[2] == kept[3] == kept[4] != kept[5]
-    logs = trainer.state.log_history[:6]
-    assert [entry.get("early_stop") for entry in logs] == [0, 1, None, None, 0, 1]
-    assert logs[1]["policy/approx_kl"] > 1.5e-6
-    assert logs[2]["loss"] == logs[3]["loss"] == 0
-    assert len(trainer.outs) == 4
-
-
-def test_approx_kl_is_k3_over_real_tokens(tmp_path):
-    """e = log new - log old; mean of exp(e) - 1 - e over what is not padding, which texts of one token have most of."""
-    args = ppo_config(tmp_path, max_steps=2, num_iterations=2, learning_rate=1e-2, per_device_train_batch_size=4)
-    trainer = ppo(args, told(SCORES), count=4, texts=TEXTS, drift=0.02)
-    log_ratios = []
-
-    def look(out, batch, scores, original=trainer._record):
-        log_ratios.append((scores.per_token_logps.detach() - batch.old_logps)[batch.mask])
-        original(out, batch, scores)
-
-    trainer._record = look
-    trainer.train()
-    (e,) = log_ratios[1:]
-    assert len(e) == 9
-    expected = (e.exp() - 1 - e).mean().item()
-    assert expected > 1e-5
-    assert trainer.state.log_history[1]["policy/approx_kl"] == pytest.approx(expected, rel=1e-3)
-
-
-def test_a_large_target_kl_stops_nothing(tmp_path):
-    for target in (None, 1e3):
-        trainer = ppo(ppo_config(tmp_path, max_steps=4, num_iterations=4, target_kl=target), drift=0.02)
-        trainer.train()
-        assert len(trainer.outs) == 4
-    assert trainer.state.log_history[3]["early_stop"] == 0
-
-
-def test_the_value_gradient_stops_at_the_head_unless_asked(tmp_path):
-    """The policy's gradient is that of a run without a value loss, to the bit; attached, it is not."""
-    grads = {}
-    for name, fields in {"none": {"vf_coef": 0.0}, "detached": {}, "attached": {"detach_critic": False}}.items():
-        keep = KeepGradients()
-        trainer = ppo(ppo_config(tmp_path, max_grad_norm=0.0, **fields), drift=0.1, callbacks=[keep])
-        trainer.train()
-        grads[name] = keep.steps[0]
-    names = [n for n in grads["none"] if "heads" not in n]
-    assert all(torch.equal(grads["none"][n], grads["detached"][n]) for n in names)
-    assert not all(torch.equal(grads["none"][n], grads["attached"][n]) for n in names)
-    assert grads["detached"]["heads.critic.linear.bias"] != 0
-
-
-def test_policy_and_critic_are_clipped_apart(tmp_path):
-    """A value loss a thousand times larger leaves the policy's clipped gradient as it is."""
-    norms = []
-    for vf_coef in (0.1, 100.0):
-        trainer = ppo(ppo_config(tmp_path, vf_coef=vf_coef, max_grad_norm=1e-3), drift=0.1)
-        trainer.train()
-        log = trainer.state.log_history[0]
-        norms.append((log["grad_norm"], log["value/grad_norm"]))
-        grads = {n: p.grad for n, p in trainer.shared.named_parameters() if p.grad is not None}
-        assert not grads  # the loop has let them go
-    assert norms[0][0] == norms[1][0]
-    assert norms[1][1] == pytest.approx(1000 * norms[0][1], rel=1e-4)
-
-
-def test_rates_of_policy_adapter_and_head(tmp_path):
-    """None: a head takes 100 learning rates up to 1e-3, and never fewer than one; a number is for the whole critic."""
-    found = {}
-    for rate, of_critic in ((1e-6, None), (1e-4, None), (1e-2, None), (1e-4, 5e-4)):
-        args = ppo_config(
-            tmp_path, learning_rate=rate, critic_learning_rate=of_critic, critic_adapter=True, weight_decay=0.5
-        )
-        trainer = ppo(args)
-        optimizer = trainer.create_optimizer()
-        names = {id(p): n for n, p in trainer.shared.named_parameters()}
-        of = {names[id(p)]: (g["lr"], g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]}
-        adapter = next(v for n, v in of.items() if ".critic." in n and "lora" in n)
-        policy = next(v for n, v in of.items() if ".policy." in n)
-        found[rate, of_critic] = (policy[0], adapter[0], of["heads.critic.linear.weight"][0])
-        assert of["heads.critic.linear.bias"][1] == 0.0
-        assert policy[1] == adapter[1] == of["heads.critic.linear.weight"][1] == 0.5
-        assert len(of) == sum(len(g["params"]) for g in optimizer.param_groups)  # none twice
-        held = {n for n, _ in trainer.shared.trainable_parameters(POLICY)}
-        assert of.keys() == held | {n for n, _ in trainer.shared.trainable_parameters(CRITIC)}
-    assert found == {
-        (1e-6, None): (1e-6, 1e-6, pytest.approx(1e-4)),
-        (1e-4, None): (1e-4, 1e-4, 1e-3),
-        (1e-2, None): (1e-2, 1e-2, 1e-2),
-        (1e-4, 5e-4): (1e-4, 5e-4, 5e-4),
-    }
-
-
-def test_an_optimizer_of_the_user_must_hold_the_critic(tmp_path):
-    shared = SharedModel.build(tiny_llama(), lora())
-    optimizer = torch.optim.SGD([p for _, p in shared.trainable_parameters()], lr=0.1)
-    trainer = ppo(ppo_config(tmp_path), model=shared, peft_config=None, optimizers=(optimizer, None))
-    with pytest.raises(ValueError, match=r"optimizer misses 2 .*heads\.critic\.linear\.weight"):
-        trainer.train()
-
-
-# --- the KL controller -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("in_reward", [True, False])
-def test_the_controller_is_fed_the_sequence_kl_of_the_rollout(tmp_path, in_reward):
-    """e = clip(KL / target - 1, +-0.2) with a summed k1 far above the target: beta grows by 1 + 0.2 x 16 / 100 at the
-    next window; fixed stays fixed (trl#18, trlx#438)."""
-    fields = {"max_steps": 4, "num_iterations": 2, "kl_in_reward": in_reward, "learning_rate": 0.0, "beta": 0.05}
-    trainer = ppo(ppo_config(tmp_path, kl_target=1e-4, kl_horizon=100, **fields), drift=0.2)
-    trainer.train()
-    betas = [entry["beta"] for entry in trainer.state.log_history[:4]]
-    assert trainer.state.log_history[0]["kl/k1_sequence"] > 1e-3
-    assert betas == pytest.approx([0.05, 0.05, 0.05 * 1.032, 0.05 * 1.032])
-    fixed = ppo(ppo_config(tmp_path, **fields), drift=0.2)
-    fixed.train()
-    assert {entry["beta"] for entry in fixed.state.log_history[:4]} == {0.05}
-
-
-@pytest.mark.parametrize("estimator", ["k2", "k3", "k3_ratio"])
-def test_a_kl_in_the_loss_pulls_towards_the_reference(tmp_path, estimator):
-    """No reward but the KL: its loss is beta times the mean estimate, and it falls."""
-    trainer = ppo(
-        ppo_config(
-            tmp_path,
-            kl_in_reward=False,
-            kl_estimator=estimator,
-            beta=1.0,
-            lam=1.0,
-            max_steps=8,
-            num_iterations=4,
-            learning_rate=3e-3,
-            num_generations=4,
-        ),
-        lambda completions, **_: [0.0] * len(completions),
-        drift=0.1,
-    )
-    trainer.train()
-    losses = [entry["kl_loss"] for entry in trainer.state.log_history[:8]]
-    assert losses[0] > 1e-4
-    if estimator == "k3":
-        assert losses[0] == pytest.approx(trainer.state.log_history[0]["kl"], rel=1e-4)
-    assert min(losses[4:]) < losses[0]
-
-
-# --- roles -----------------------------------------------------------------------------------------------------------
-
-
-def with_reward(seed: int = 5):
-    """A model whose role `reward` has been trained."""
-    shared = SharedModel.build(tiny_llama(), lora())
-    shared.add_role("reward", lora(r=2))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for _, parameter in shared.trainable_parameters("reward"):
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    return shared
-
-
-def test_a_critic_that_starts_as_the_reward_model(tmp_path):
-    """Adapter and head are copies: the critic's value after a text is the reward model's score of it; they part when
-    the critic trains."""
-    shared = with_reward()
-    trainer = ppo(ppo_config(tmp_path, critic_init_from_reward=True), model=shared, peft_config=None)
-    group = trainer.rollout([trainer.train_dataset[0]], 0).rollouts[0].group()
-    assert shared.score([group], CRITIC).abs().max() > 1e-3
-    assert torch.equal(shared.score([group], CRITIC), shared.score([group], "reward"))
-    reward = digest(shared.trainable_parameters("reward"))
-    trainer.train()
-    assert digest(shared.trainable_parameters("reward")) == reward
-    assert not torch.equal(shared.score([group], CRITIC), shared.score([group], "reward"))
-
-
-@pytest.mark.parametrize(
-    ("fields", "model", "message"),
-    [
-        ({"critic_init_from_reward": True}, "adapter", r"role 'reward', but the model has \['policy', 'reference'\]"),
-        ({"critic_adapter": True}, "full", r"needs an adapter on the policy too.*pass peft_config=LoraConfig"),
-        ({"critic_adapter": True}, "with critic", r"has a critic already, with none, but one is asked for"),
-    ],
-)
-def test_critics_that_cannot_be(tmp_path, fields, model, message):
-    shared = SharedModel.build(tiny_llama(), None if model == "full" else lora())
-    if model == "with critic":
-        shared.add_role(CRITIC)
-    with pytest.raises(ValueError, match=message):
-        ppo(ppo_config(tmp_path, **fields), model=shared, peft_config=None)
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_a_saved_critic_comes_back(tmp_path, own):
-    """Policy at the root, `critic/` beside it: reloaded, the same values; and PPO goes on with that critic."""
-    trainer = ppo(ppo_config(tmp_path / "run", max_steps=2, num_iterations=2, critic_adapter=own), drift=0.05)
-    trainer.train()
-    trainer.save_model(str(tmp_path / "saved"))
-    assert (tmp_path / "saved" / "critic" / "head.safetensors").is_file()
-    assert (tmp_path / "saved" / "critic" / "adapter_config.json").is_file() == own
-    loaded = SharedModel.from_pretrained(tmp_path / "saved", base=tiny_llama())
-    group = trainer.windows[0][0][0].group()
-    expected = trainer.shared.score([group], CRITIC)
-    torch.testing.assert_close(loaded.score([group], CRITIC), expected, atol=1e-6, rtol=0)
-    again = ppo(ppo_config(tmp_path / "again", critic_adapter=own), model=loaded, peft_config=None)
-    torch.testing.assert_close(again.shared.score([group], CRITIC), expected, atol=1e-6, rtol=0)
-    again.train()
-
-
-def test_the_base_is_left_alone_and_every_flag_comes_back(tmp_path):
-    trainer = ppo(ppo_config(tmp_path, max_steps=2, num_iterations=2, critic_adapter=True), drift=0.05)
-    base = [(n, p) for n, p in trainer.shared.named_parameters() if "lora" not in n and "heads" not in n]
-    before, flags = digest(base), {n: p.requires_grad for n, p in trainer.shared.named_parameters()}
-    trainer.train()
-    assert digest(base) == before
-    assert {n: p.requires_grad for n, p in trainer.shared.named_parameters()} == flags
-
-
-def test_grpo_after_ppo_trains_no_critic(tmp_path):
-    """The head that PPO left stays as it is, and the policy trains."""
-    trainer = ppo(ppo_config(tmp_path), drift=0.05)
-    trainer.train()
-    head = digest(trainer.shared.heads.named_parameters())
-    then = GRPOTrainer(
-        trainer.shared,
-        some,
-        config(tmp_path),
-        train_dataset=rows(16),
-        processing_class=load_tokenizer("tiny"),
-    )
-    assert not [n for n, _ in then.shared.trainable_parameters(POLICY) if "heads" in n]
-    then.train()
-    assert digest(then.shared.heads.named_parameters()) == head
-
-
-# --- the outside -----------------------------------------------------------------------------------------------------
-
-
-def test_evaluation_and_several_responses_a_prompt(tmp_path, caplog):
-    """eval_steps=2 of 4 steps gives two records with `eval_reward` (trl#2808); K = 4 is one forward of the prompt."""
-    caplog.set_level(logging.WARNING)
-    trainer = PPOTrainer(
-        "tiny",
-        lambda completions, **_: [float(len(c)) for c in completions],
-        ppo_config(tmp_path, max_steps=4, num_generations=4, num_iterations=2, eval_strategy="steps", eval_steps=2),
-        train_dataset=rows(64),
-        eval_dataset=rows(3),
-        peft_config=LoraConfig(r=4, target_modules="all-linear"),
-    )
-    trainer.train()
-    records = [entry for entry in trainer.state.log_history if "eval_reward" in entry]
-    assert [entry["step"] for entry in records] == [2, 4]
-    assert not [r for r in caplog.records if "constant reward" in r.message]
-
-
-def test_a_single_response_a_prompt_is_no_constant_reward(tmp_path, caplog):
-    """`frac_reward_zero_std` says something about groups only."""
-    trainer = ppo(ppo_config(tmp_path, max_steps=4))
-    trainer.train()
-    assert "nothing is learned" not in caplog.text
-    assert "frac_reward_zero_std" not in trainer.state.log_history[0]
-
-
-def test_a_subclass_may_replace_a_part(tmp_path):
-    """`shape_rewards` alone is overridden (trl#2576)."""
-
-    class Bonus(WatchedPPO):
-        def shape_rewards(self, rollouts):
-            super().shape_rewards(rollouts)
-            for rollout in rollouts:
-                rollout.total = rollout.total + 10
-
-    args = ppo_config(tmp_path, beta=0.0)
-    trainer = Bonus(
-        tiny_llama(), some, args, train_dataset=rows(16), processing_class=load_tokenizer("tiny"), peft_config=lora()
-    )
-    trainer.train()
-    assert trainer.state.log_history[0]["reward/shaped"] > 10
-
-
-def test_completion_tables_have_the_advantages(tmp_path):
-    """A completion's is the mean over its tokens; nothing for one that was left out."""
-    import pyarrow.parquet as pq
-
-    trainer = ppo(ppo_config(tmp_path, log_completions=True))
-    trainer.train()
-    (path,) = (tmp_path / "completions").iterdir()
-    found = pq.read_table(path).to_pylist()
-    assert len(found) == 16
-    assert any(row["advantage"] for row in found)
-    assert all(row["advantage"] == 0 for row in found if row["reward"] is None)
-    assert [row["reward"] for row in found].count(None) == 2
-
-
-def test_out_of_memory_halves_add_up(tmp_path):
-    """The first update runs out of memory: done again in halves it gives the same gradient."""
-    grads = []
-    for fails in (False, True):
-        keep = KeepGradients()
-        trainer = ppo(ppo_config(tmp_path, max_grad_norm=0.0, critic_adapter=True), drift=0.1, callbacks=[keep])
-        if fails:
-            original, calls = trainer.minibatch_loss, []
-
-            def once(model, batch, original=original, calls=calls):
-                calls.append(1)
-                if len(calls) == 1:
-                    raise torch.OutOfMemoryError("no memory")
-                return original(model, batch)
-
-            trainer.minibatch_loss = once
-        trainer.train()
-        grads.append((keep.steps[0], trainer.state.log_history[0]))
-    for name, grad in grads[0][0].items():
-        torch.testing.assert_close(grads[1][0][name], grad, atol=1e-7, rtol=1e-4)
-    for name in ("loss", "policy_loss", "value_loss"):
-        assert grads[1][1][name] == pytest.approx(grads[0][1][name], abs=1e-6)

@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import logging
 
 import pytest
+from transformers import HfArgumentParser
 
 from hf_rlx.models.loading import load_tokenizer
+from hf_rlx.trainers.grpo import GRPOConfig
+from hf_rlx.trainers.online_config import OnlineConfig
 from hf_rlx.trainers.ppo import PPOTrainer
 from hf_rlx.trainers.ppo_config import RENAMED, REPLACED, WITHOUT_EFFECT, PPOConfig
-from tests.trainers.ppo_tools import ppo_config, some
+from tests.trainers.ppo_tools import ppo, ppo_config, some
 from tests.trainers.tools import lora, rows, tiny_llama
 
+# Fields beside those that every online trainer has, arguments, and log keys: a change here is a change of contract.
+FIELDS = """
+    bootstrap_truncated cliprange cliprange_high cliprange_value critic_adapter critic_init_from_reward
+    critic_learning_rate critic_warmup_steps detach_critic dual_clip entropy_coef gamma kl_estimator kl_in_reward lam
+    missing_eos_penalty num_mini_batches reward_clip shuffle_minibatches target_kl total_episodes vf_coef
+    whiten_advantages whiten_rewards
+"""
+ARGUMENTS = """
+    model reward_funcs args train_dataset eval_dataset processing_class reward_processing_classes callbacks optimizers
+    quantization_config peft_config step_reward_funcs of_trl
+"""
+KEYS = """
+    loss policy_loss value_loss grad_norm learning_rate epoch num_tokens step_time beta entropy reward reward/shaped
+    rewards/some/mean rewards/some/std rewards/some/abstained rewards/some/errors rewards/unscored
+    value/explained_variance value/mean value/clip_fraction value/grad_norm returns/mean returns/std advantages/mean
+    advantages/std policy/approx_kl policy/ratio_mean policy/ratio_max clip_ratio/low_mean clip_ratio/high_mean
+    clip_ratio/region_mean early_stop kl kl/k1_token kl/k1_sequence kl/k3_sequence kl/max_log_ratio
+    completions/mean_length completions/max_length completions/clipped_ratio completions/kept_fraction
+    rollout/tokens_per_second update/tokens_per_second time/rollout time/old_logps time/reference time/update
+"""
 VALUES = {"beta": 0.3, "kl_target": 4.0, "kl_horizon": 5000.0, "reward_clip": 2.0, "run_name": "name"}
 
 
@@ -72,6 +97,13 @@ def test_names_that_trl_and_we_share_are_fields():
         "0.2, entropy_coef 0.0; KL beta 0.1 (fixed) k3 in the reward; critic: a head on the policy's hidden states, "
         "detached; cut completions lose 1.0"
     )
+
+
+def test_a_command_line_of_trl_is_understood():
+    line = ["--output_dir", "x", "--use_cpu", "--num_ppo_epochs", "2", "--kl_coef", "0.1", "--response_length", "53"]
+    (args,) = HfArgumentParser(PPOConfig).parse_args_into_dataclasses([*line, "--kl_estimator", "k3"])
+    assert (args.num_iterations, args.beta, args.max_completion_length, args.kl_estimator) == (2, 0.1, 53, "k3")
+    assert "--kl_coef" not in HfArgumentParser(GRPOConfig).format_help()
 
 
 def test_the_default_recipe():
@@ -152,3 +184,15 @@ def test_arguments_of_trl_s_trainer_point_to_ours(tmp_path, name):
         PPOTrainer(tiny_llama(), some, ppo_config(tmp_path), reward=some)
     with pytest.raises(ValueError, match="reward_funcs is missing"):
         PPOTrainer(tiny_llama(), None, ppo_config(tmp_path), **{name: None})
+
+
+def test_the_contract(tmp_path):
+    """Names of fields and arguments, and the log of a step; its loss is the sum of its parts."""
+    ours, everyone = ({f.name for f in dataclasses.fields(c)} for c in (PPOConfig, OnlineConfig))
+    assert ours - everyone == set(FIELDS.split())
+    assert list(inspect.signature(PPOTrainer.__init__).parameters)[1:] == ARGUMENTS.split()
+    trainer = ppo(ppo_config(tmp_path, target_kl=1.0, max_steps=2, num_iterations=2, logging_steps=2))
+    trainer.train()
+    log = trainer.state.log_history[0]
+    assert not set(KEYS.split()) - log.keys()
+    assert log["loss"] == pytest.approx(log["policy_loss"] + 0.1 * log["value_loss"], abs=1e-6)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 
 import hf_rlx.trainers.memory
 from hf_rlx.data.pairs import RankedGroup
@@ -15,6 +16,7 @@ from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.trainers.pair_batches import PairBatch, PairSampler
 from hf_rlx.trainers.reward import RewardConfig, RewardTrainer
 from hf_rlx.types import Group
+from tests.tiny import randomise_lora
 from tests.trainers.reward_tools import config, lists, pairs, shared_model, trainer
 from tests.trainers.tools import KeepGradients, digest, lora, relative_gap, tiny_llama
 
@@ -81,6 +83,9 @@ def test_plackett_luce_by_hand(tmp_path):
     stand in. A row with ties goes by all pairs: 0.220095, and the mean of both is 0.470481."""
     fields = {"loss_type": "plackett_luce"}
     assert loss_of(tmp_path, [1.0, 2.0, 0.0], [row([1, 0, 2])], **fields)[0] == pytest.approx(0.720868, abs=1e-6)
+    # Beside a pair of difference 1 (0.313262) in the same batch: the mean is 0.517065.
+    loss, _, _ = loss_of(tmp_path, [1.0, 2.0, 0.0, 1.0, 0.0], [row([1, 0, 2]), row([0, 1])], **fields)
+    assert loss == pytest.approx(0.517065, abs=1e-6)
     rows = [row([0, 1, 2]), row([0, 1, 1])]
     loss, _, _ = loss_of(tmp_path, [2.0, 1.0, 0.0, 2.0, 1.0, 0.0], rows, **fields)
     assert loss == pytest.approx(0.470481, abs=1e-6)
@@ -180,6 +185,26 @@ def test_out_of_memory_is_done_in_halves(tmp_path, monkeypatch, caplog):
     assert other_losses == pytest.approx(losses, abs=1e-6)
 
 
+@pytest.mark.parametrize("limit", [1, 40])
+def test_a_micro_batch_in_parts_has_the_same_gradient(tmp_path, limit):
+    """Row by row, or as many as fit 40 tokens; also of an ensemble, and the logged numbers are the same."""
+    for fields in ({}, {"ensemble_size": 2}):
+        whole, losses = gradients(tmp_path, max_tokens_per_update=10_000, **fields)
+        parts, other_losses = gradients(tmp_path, max_tokens_per_update=limit, **fields)
+        for ours, theirs in zip(parts, whole, strict=True):
+            assert relative_gap(ours, theirs) < 2e-6
+        assert other_losses == pytest.approx(losses, abs=1e-6)
+
+
+def test_parts_hold_whole_rows_up_to_the_limit():
+    """Rows of five packed tokens each: one prompt token and two answers of two."""
+    batch = PairBatch([row([0, 1]) for _ in range(5)], torch.tensor(5.0))
+    assert [len(part.rows) for part in batch.split(10)] == [2, 2, 1]
+    assert [len(part.rows) for part in batch.split(3)] == [1] * 5
+    assert batch.split(25) == batch.split(None) == [batch]
+    assert all(part.normalizer is batch.normalizer for part in batch.split(10))
+
+
 @pytest.mark.parametrize(
     ("rows", "batch", "micro_steps", "world", "expected"),
     [
@@ -197,6 +222,21 @@ def test_rows_are_dealt_evenly_and_once(rows, batch, micro_steps, world, expecte
     assert dealt[0] == expected
     assert sorted(index for share in dealt for micro in share for index in micro) == list(range(rows))
     assert all(len(share) == len(samplers[0]) for share in dealt)
+
+
+def test_every_epoch_has_its_own_order_and_every_run_the_same():
+    """All ranks agree on it: together they have each row once."""
+
+    def order(epoch, seed=0):
+        samplers = [PairSampler(8, 2, 2, seed, True, rank, 2) for rank in range(2)]
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        return [index for sampler in samplers for micro in sampler for index in micro]
+
+    assert order(0) == order(0)
+    assert order(0) != order(1)
+    assert order(0) != order(0, seed=7)
+    assert sorted(order(1)) == list(range(8))
 
 
 def test_the_last_step_can_be_dropped():
@@ -276,6 +316,38 @@ def test_a_causal_lm_with_a_config_gets_a_policy_beside(tmp_path):
     assert set(rewards.shared.roles) == {"policy", "reward"}
 
 
+def test_an_sft_adapter_is_the_policy_s(tmp_path):
+    """In memory or as a folder; with or without a configuration of the reward adapter's own."""
+    sft = get_peft_model(tiny_llama(), lora())
+    randomise_lora(sft)
+    sft.save_pretrained(str(tmp_path / "sft"))
+    rewards = trainer(config(tmp_path), sft, peft_config=lora(r=2))
+    assert rewards.shared.roles["policy"].adapter == "default"
+    assert rewards.shared.model.peft_config["reward"].r == 2
+    tiny_llama().save_pretrained(tmp_path / "base")
+    adapter = json.loads((tmp_path / "sft" / "adapter_config.json").read_text())
+    adapter["base_model_name_or_path"] = str(tmp_path / "base")
+    (tmp_path / "sft" / "adapter_config.json").write_text(json.dumps(adapter))
+    rewards = trainer(config(tmp_path), str(tmp_path / "sft"))
+    rewards.train()
+    rewards.save_model(str(tmp_path / "both"))
+    again = trainer(config(tmp_path), str(tmp_path / "both"))
+    assert bits(again.shared, "reward") == bits(rewards.shared, "reward")
+    with pytest.raises(ValueError, match="has a reward model already, and a peft_config was given; drop peft_config"):
+        trainer(config(tmp_path), str(tmp_path / "both"), peft_config=lora())
+
+
+def test_a_card_is_written_and_a_logged_run_has_trl_s_keys(tmp_path):
+    """Also the keys that are ours."""
+    rewards = trainer(config(tmp_path, max_steps=2), eval_dataset=pairs(4))
+    rewards.train()
+    rewards.create_model_card()
+    assert (tmp_path / "README.md").read_text()
+    keys = "loss grad_norm learning_rate epoch num_tokens accuracy margin mean_reward min_reward max_reward"
+    keys += " std_reward rows/without_pair rows/cut rows/special_tokens_neutralised step_time time/update"
+    assert set(keys.split()) <= rewards.state.log_history[0].keys()
+
+
 def test_a_role_that_is_there_trains_on(tmp_path):
     shared = shared_model()
     first = trainer(config(tmp_path), shared)
@@ -348,7 +420,9 @@ def test_evaluation_is_logged_and_written(tmp_path):
     assert logged["eval_long_n_pairs"] == 5
     assert logged["eval_long_n_chosen_shorter"] == 0
     assert logged["eval_short_n_chosen_shorter"] == 4
-    assert 0 <= logged["eval_short_accuracy_low"] <= logged["eval_short_accuracy"] <= logged["eval_short_accuracy_high"]
+    assert (
+        0 <= logged["eval_short_accuracy_low"] <= logged["eval_short_accuracy"] <= logged["eval_short_accuracy_high"]
+    )
     assert logged["eval_short_loss"] > 0
     written = {path.name for path in (tmp_path / "reports").iterdir()}
     assert {"eval_long_000001.json", "eval_short_000001.txt"} <= written
@@ -402,7 +476,9 @@ def test_bad_arguments_are_named(tmp_path):
         trainer(args, compute_metrics=len)
     with pytest.raises(ValueError, match="data_collator is not carried"):
         trainer(args, data_collator=len)
-    with pytest.raises(TypeError, match=r"args must be a hf_rlx.RewardConfig, got dict; write RewardConfig\(\*\*args\)"):
+    with pytest.raises(
+        TypeError, match=r"args must be a hf_rlx.RewardConfig, got dict; write RewardConfig\(\*\*args\)"
+    ):
         trainer({"output_dir": "x"})
     with pytest.raises(ValueError, match="needs an eval_dataset"):
         trainer(args).evaluate()
@@ -439,5 +515,7 @@ def test_a_template_from_a_file(tmp_path):
 def test_lora_config_of_a_stand_in_head_is_cleaned(tmp_path):
     """TRL's advice modules_to_save=["score"] on a `SharedModel`: the role's head is no module of the base."""
     shared = shared_model()
-    trainer(config(tmp_path), shared, peft_config=LoraConfig(r=2, target_modules="all-linear", modules_to_save=["score"]))
+    trainer(
+        config(tmp_path), shared, peft_config=LoraConfig(r=2, target_modules="all-linear", modules_to_save=["score"])
+    )
     assert shared.model.peft_config["reward"].modules_to_save is None

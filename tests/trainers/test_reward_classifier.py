@@ -93,7 +93,9 @@ def test_the_score_is_read_at_the_last_token_exactly():
     handle.remove()
 
 
-@pytest.mark.parametrize("kind", ["full by name", "full in memory", "adapter by name", "adapter in memory", "a PeftModel"])
+@pytest.mark.parametrize(
+    "kind", ["full by name", "full in memory", "adapter by name", "adapter in memory", "a PeftModel"]
+)
 def test_saved_and_loaded_by_transformers_it_gives_the_same_score(tmp_path, kind):
     """With the head, without a word about the task type, LoRA not on the head, and one label."""
     model, config = ("tiny" if "name" in kind else classifier()), None
@@ -125,8 +127,8 @@ def test_saved_and_loaded_by_transformers_it_gives_the_same_score(tmp_path, kind
 
 
 def test_transformers_reads_eos_of_what_is_saved_where_pad_was_eos(tmp_path):
-    """The saved tokenizer and configuration have another pad token, so transformers' own forward finds the EOS, also in
-    a padded batch."""
+    """The saved tokenizer and configuration have another pad token, so transformers' own forward finds the EOS, in a
+    padded batch too."""
     tokenizer = load_tokenizer("tiny")
     tokenizer.pad_token = tokenizer.eos_token
     rewards = trainer(reward_config(tmp_path), classifier(pad_token_id=2), processing_class=tokenizer)

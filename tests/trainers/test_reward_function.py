@@ -14,6 +14,7 @@ from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.rollout.scoring import RewardScorer, ScoreRequest
 from tests.trainers.reward_tools import config, pairs, shared_model, trainer
+from tests.trainers.tools import lora, tiny_llama
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS, TEXTS = ["1+1=", "1+1=", "3+4="], ["2", "abc", "7"]
@@ -23,8 +24,6 @@ MESSAGES = [[{"role": "user", "content": p}] for p in PROMPTS]
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A trained role with temperature and moments, beside the policy of the bundled model."""
-    from tests.trainers.tools import lora
-
     folder = tmp_path_factory.mktemp("reward")
     rewards = trainer(
         config(folder, max_steps=3, fit_temperature=True, normalizer="running", ensemble_size=2),
@@ -91,8 +90,8 @@ def test_another_process_gives_the_same_score(trained):
 
 
 def test_temperature_and_normaliser_by_hand(trained):
-    """Raw scores 1, 2, 3 at temperature 2: 0.5, 1, 1.5, which by their own mean 1 and deviation 0.408248 are -1.224745,
-    0, 1.224745. By saved moments of mean 2 and deviation 1 (values 1 and 3): -1.5, -1, -0.5."""
+    """Raw scores 1, 2, 3 at temperature 2: 0.5, 1, 1.5, by their own mean 1 and deviation 0.408248 -1.224745, 0,
+    1.224745. By saved moments of mean 2 and deviation 1 (values 1 and 3): -1.5, -1, -0.5."""
     shared = trained[0].shared
     raw = torch.tensor([1.0, 2.0, 3.0])
     assert shared.reward_function(temperature=2.0, normalizer="none").read(raw).tolist() == [0.5, 1.0, 1.5]
@@ -149,6 +148,19 @@ def test_scoring_leaves_the_model_as_it_was(trained):
     assert all(m.training == f for m, f in flags[0])
     assert all(p.requires_grad == f for p, f in flags[1])
     shared.eval()
+
+
+def test_the_tokenizer_that_was_saved_is_found(tmp_path):
+    """Also where the base has no name; with the chat template that was trained with."""
+    tokenizer = load_tokenizer("tiny")
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}<eos>{% endfor %}"
+    rewards = trainer(config(tmp_path), processing_class=tokenizer)
+    rewards.train()
+    rewards.save_model(str(tmp_path / "saved"))
+    loaded = SharedModel.from_pretrained(tmp_path / "saved", base=tiny_llama())
+    assert loaded.reward_function()(MESSAGES, TEXTS) == pytest.approx(
+        rewards.shared.reward_function()(MESSAGES, TEXTS), abs=1e-6
+    )
 
 
 def test_bad_calls_are_named():

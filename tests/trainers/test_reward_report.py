@@ -36,8 +36,8 @@ def test_accuracy_ties_and_the_interval():
 
 
 def test_the_loss_is_a_mean_over_prompts():
-    """A list of three with differences 1, 2, 1 counts as much as a pair: ((2 x 0.313262 + 0.126928) / 3 + 0.693147) / 2
-    = 0.472149. A margin of 1 turns a difference of 1 into log 2."""
+    """A list of three with differences 1, 2, 1 counts as much as a pair: (0.251150 + 0.693147) / 2 = 0.472149
+    with 0.251150 = (2 x 0.313262 + 0.126928) / 3. A margin of 1 turns a difference of 1 into log 2."""
     rows = [ScoredRow([2.0, 1.0, 0.0], [1, 1, 1], [0.0, 1.0, 2.0]), ScoredRow([0.5, 0.5], [1, 1], PAIR)]
     assert reward_report(rows).loss == pytest.approx(0.472149, abs=1e-6)
     assert reward_report(rows).n_pairs == 4
@@ -45,7 +45,7 @@ def test_the_loss_is_a_mean_over_prompts():
 
 
 def test_lengths_pooled_and_within():
-    """Between the prompts long goes with high, within each with low: pooled scores 1, 0, 11, 10 on lengths 1, 2, 11, 12
+    """Between the prompts long goes with high, within each with low: scores 1, 0, 11, 10 on lengths 1, 2, 11, 12
     correlate at 99 / 101 (deviations -4.5, -5.5, 5.5, 4.5 and -5.5, -4.5, 4.5, 5.5), within at -1."""
     rows = [ScoredRow([1.0, 0.0], [1, 2], PAIR), ScoredRow([11.0, 10.0], [11, 12], PAIR)]
     report = reward_report(rows)
@@ -111,7 +111,12 @@ def test_saved_as_json_and_text(tmp_path):
     facts = json.loads((tmp_path / "sub" / "x.json").read_text())
     assert facts["accuracy"] == 1.0
     assert facts["length_pearson"] is None
-    assert facts["reliability"][4] == {"low": 0.7, "high": 0.75, "pairs": 1, **{k: facts["reliability"][4][k] for k in ("confidence", "accuracy")}}
+    assert facts["reliability"][4] == {
+        "low": 0.7,
+        "high": 0.75,
+        "pairs": 1,
+        **{k: facts["reliability"][4][k] for k in ("confidence", "accuracy")},
+    }
     assert (tmp_path / "sub" / "x.txt").read_text() == report.table()
 
 

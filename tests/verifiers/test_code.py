@@ -126,6 +126,10 @@ def test_wrong_programs_that_print(any_verifier, program, reason):
         ("0.33333 x", "0.33334 x", 1e-4, True),
         ("0.333", "0.4", 1e-4, False),
         ("nan", "0.4", 1e-4, False),
+        ("100000001", "100000000", 1e-4, False),  # both are integers
+        ("100000001.0", "100000000", 1e-4, True),
+        ("1_0", "10", 1e-4, False),
+        ("\N{FULLWIDTH DIGIT ONE}", "1", 1e-4, False),
     ],
 )
 def test_printed_text(printed, expected, tolerance, same):

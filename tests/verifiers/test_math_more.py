@@ -26,6 +26,9 @@ EQUAL = [
     ("√16", "4"),  # the sign spans the number, unlike \\sqrt16
     (r"12\text{ m/s}", "12 m/s"),
     (r"20^\circ\text{C}", "20"),
+    (r"12\text{ km/h}", "12 km/h"),
+    ("60", r"m\angle A = 60^\circ"),
+    ("60", "∠A = 60°"),
     (r"98.6^\circ F", r"98.6^\circ\text{F}"),
     ("B", "B)"),
     ("B", r"\text{(B) }12"),
@@ -38,6 +41,9 @@ EQUAL = [
 ]
 DIFFERENT = [
     (r"\frac{2}{3}", r"67\frac{2}{3}\%"),
+    ("x=1, y=1", "1"),  # a value for each of two unknowns
+    ("x=1, y=1", "x=1"),
+    ("5,5", "5"),
     ("5", "5,5"),  # 5.5 where a comma is the decimal point
     ("3:30 a.m.", "3:30 p.m."),
     ("15", "1^{th} 5"),
@@ -55,6 +61,9 @@ DIFFERENT = [
     ("B", "(B) is wrong"),
     ("B", "(C) 12"),
     ("B", "b"),
+    ("x+1", "X+1"),
+    ("ab", r"\text{AB}"),
+    (r"\$0.50", r"50\%"),
     (r"\textbf{(B)}\ 12", "(C) 12"),
     (r"\textbf{(B)}\ 12", "(B) 13"),
     (r"\textbf{(B)}\ 12", "13"),
@@ -81,9 +90,18 @@ COMPLETIONS = [
     ("C", "The correct option is (B), not C.", False),
     ("6", "5, 6", False),  # two numbers side by side are two answers
     ("44", "40 41 42 43 44", False),
+    ("30", "On day 5, 30 birds came.", True),
     ("0", "We get 10 000", False),
     ("2", "He came in 2nd", False),  # an ordinal behind no mark may count anything
     ("2", "The answer is 2nd", True),
+    ("12", "The answer is 12 because it divides 60, or 13 because it does not.", False),
+    ("100", "Answer: none of 100", False),
+    *(("72", f"It is {bound} 72.", False) for bound in ("more than", "at least", "below", "up to", "not", "nearly")),
+    ("72", "It is about 72.", True),
+    ("A", "(A)", True),  # an answer that is nothing else
+    ("A", "**A**", True),
+    ("A", "not A", False),
+    ("red", "Red.", True),
 ]
 
 

@@ -106,6 +106,43 @@ CHEATS = {
         "Inductive nat := O.\nTheorem answer : forall n m : nat, n = m. intros [] []; reflexivity. Qed.",
         "forall n m : nat, n = m",
     ),
+    "a set of all sets": (
+        "Unset Universe Checking.\nInductive V : Type := sup (A : Type) (f : A -> V).\n"
+        "Definition mem (x y : V) : Prop := match y with sup A f => exists a, f a = x end.\n"
+        "Lemma no : forall v, mem v v -> False.\n"
+        "Proof. induction v as [A f IH]. intros [a e]. assert (H : mem (f a) (sup A f)) by (exists a; reflexivity).\n"
+        "rewrite <- e in H. exact (IH a H). Qed.\n"
+        "Theorem answer : 1 = 2. Proof. destruct (no (sup V (fun x => x))). eexists. reflexivity. Qed.",
+        FALSE,
+    ),
+    "no guard for all who come after": (
+        "Global Unset Guard Checking.\nFixpoint loop (n : nat) : False := loop n.\n"
+        "Theorem answer : 1 = 2. destruct (loop 0). Qed.",
+        FALSE,
+    ),
+    "no guard for one": (
+        "#[bypass_check(guard)] Fixpoint loop (n : nat) : False := loop n.\n"
+        "Theorem answer : 1 = 2. destruct (loop 0). Qed.",
+        FALSE,
+    ),
+    "a narrow page": (
+        "Global Set Printing Depth 1.\nGlobal Set Printing Width 1.\nAxiom a : 1 = 2.\nDefinition answer := a.",
+        FALSE,
+    ),
+    "a module that is only declared": (
+        "Module Type T. Axiom a : 1 = 2. End T.\nDeclare Module M : T.\nDefinition answer : 1 = 2 := M.a.",
+        FALSE,
+    ),
+    "an argument that nobody gives": ("Class C := c : 1 = 2.\nDefinition answer `{C} : 1 = 2 := c.", FALSE),
+    "a proof in a proof": (
+        "Set Nested Proofs Allowed.\nTheorem answer : 1 = 2. Theorem b : 1 = 2. Admitted. exact b. Qed.",
+        FALSE,
+    ),
+    "files written beside": (
+        'Require Extraction.\nExtraction "check.vo" plus.\nRedirect "check" Print nat.\nAxiom a : 1 = 2.\n'
+        "Definition answer := a.",
+        FALSE,
+    ),
     "nothing": ("Theorem other : 1 = 1. reflexivity. Qed.", FALSE),
     "no Coq": ("I believe that it holds.", FALSE),
 }

@@ -298,7 +298,8 @@ HACKS = {
     "a class of NumPy's": "class N:\n __module__ = 'numpy'\n def item(self): return -1\ndef add(a, b): return N()",
     "a request for a call": "import os, sys\ndef add(a, b):\n ident = sys._getframe(1).f_locals['ident']\n"
     ' line = \'{"id":"%s","fn":"add","a":[1,2],"k":{"d":[]}}\\n\' % ident\n os.write(3, line.encode())',
-    "its next job taken": "import os, sys\nos.read(sys._getframe(1).f_locals['control'], 1000)\ndef add(a, b): return 7",
+    "its next job taken": "import os, sys\nos.read(sys._getframe(1).f_locals['control'], 1000)\n"
+    "def add(a, b): return 7",
     "a reply a microsecond": "import os, sys, threading\nf = sys._getframe(1)\ndef spam():\n while True:\n"
     '  os.write(3, (\'{"id":"%s","v":3}\\n\' % f.f_locals[\'ident\']).encode())\n'
     "threading.Thread(target=spam, daemon=True).start()\ndef add(a, b): return 7",
@@ -344,7 +345,8 @@ PRINTED = {
     "a zero byte": "a, b = map(int, input().split())\nprint(str(a + b) + '\\x00')",
     "a backspace": "a, b = map(int, input().split())\nprint('9\\b' + str(a + b))",
     "digits of another script": "a, b = map(int, input().split())\nprint(chr(0xff10 + a + b))",
-    "right, then a kill": "import os\na, b = map(int, input().split())\nprint(a + b, flush=True)\nos.kill(os.getpid(), 9)",
+    "right, then a kill": "import os\na, b = map(int, input().split())\nprint(a + b, flush=True)\n"
+    "os.kill(os.getpid(), 9)",
     "right, then an error": "a, b = map(int, input().split())\nprint(a + b)\nraise SystemExit(1)",
     "the reply's descriptor": "import os\nos.write(3, b'3\\n')",
 }

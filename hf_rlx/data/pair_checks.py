@@ -1,0 +1,140 @@
+"""What preference data must look like, checked before anything is trained; see the table in `hf_rlx/data/pairs.py`."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hf_rlx.data.formats import _check_container, _problem
+
+# Columns under other names, and what to call them.
+_ALIASES = {
+    "chosen": ("accepted", "preferred", "better", "positive", "winner", "chosen_response", "response_chosen", "win"),
+    "rejected": ("dispreferred", "worse", "negative", "loser", "rejected_response", "response_rejected", "lose"),
+    "responses": ("answers", "completions", "candidates", "outputs"),
+    "ranks": ("rank", "ranking", "order"),
+    "scores": ("score", "ratings", "rewards"),
+    "prompt": ("question", "query", "instruction", "input", "problem"),
+}
+
+
+def check_preferences(dataset: Any, name: str) -> None:
+    """Refuse preference data that could not be trained on. Reads every row and tokenizes none.
+
+    Args:
+        dataset: a map-style dataset, or None (nothing to check). name: of the argument, for messages.
+
+    Raises:
+        ValueError: missing columns (the message has those found and the rename), an empty or streaming dataset, or a
+            row, by its index: None or empty, messages that lack a role or a content, text and messages mixed, ranks
+            that do not fit the responses, a margin that is no number.
+    """
+    if dataset is None:
+        return
+    _check_container(dataset, name)
+    first = dataset[0]
+    if not isinstance(first, dict):
+        raise ValueError(f"{name} must have rows that are dictionaries, got {type(first).__name__}")
+    _check_columns(list(getattr(dataset, "column_names", None) or first), name)
+    for index in range(len(dataset)):
+        try:
+            check_row(dataset[index])
+        except ValueError as error:
+            raise ValueError(f"{name}: row {index} {error}") from error
+
+
+def _check_columns(columns: list[str], name: str) -> None:
+    """That there is a pair or a ranked list."""
+    found = set(columns)
+    if {"image", "images"} & found:
+        raise ValueError(f"{name} has pictures, but hf_rlx does not carry vision models; remove the column")
+    if {"chosen_ids", "rejected_ids"} <= found or {"chosen", "rejected"} <= found:
+        return
+    listed = "responses" in found
+    if listed and {"ranks", "scores"} & found:
+        return
+    wanted = ("chosen", "rejected")
+    if listed or (not {"chosen", "rejected"} & found and {"answers", "completions", "candidates"} & found):
+        wanted = ("responses", "ranks")
+    missing = [column for column in wanted if column not in found]
+    renames = {}
+    for column in missing:
+        likely = [c for c in columns if c in _ALIASES[column]]
+        likely += difflib.get_close_matches(column, [c for c in columns if c not in wanted], n=1, cutoff=0.7)
+        if likely:
+            renames[likely[0]] = column
+    fix = f". If so: dataset = dataset.rename_columns({renames})" if renames else ""
+    if not renames and {"completion", "label"} <= found:
+        fix = ". Rows with one completion and a label are no pairs: group them by prompt into chosen and rejected"
+    raise ValueError(
+        f"{name} has no column {' and no column '.join(f'`{c}`' for c in missing)}; it has {columns}. Preference data "
+        "are (prompt,) chosen and rejected, or (prompt,) responses and ranks (or scores)" + fix
+    )
+
+
+def check_row(row: Any) -> None:
+    """Raise a ValueError that reads on from "row 3 ..." where something is wrong."""
+    if not isinstance(row, dict):
+        raise ValueError(f"is a {type(row).__name__}; rows are dictionaries")
+    if "chosen_ids" in row:
+        for column in ("chosen_ids", "rejected_ids"):
+            if not row.get(column):
+                raise ValueError(f"has an empty `{column}`; drop it")
+    elif "responses" in row:
+        _check_list(row)
+    else:
+        for column in ("chosen", "rejected"):
+            _check_answer(row.get(column), f"`{column}`")
+    if "chosen_ids" not in row:
+        answers = row["responses"] if "responses" in row else [row["chosen"], row["rejected"]]
+        _check_kinds(row.get("prompt"), answers, "prompt" in row)
+    margin = row.get("margin")
+    if margin is not None and not (_number(margin) and math.isfinite(margin)):
+        raise ValueError(f"has the margin {margin!r}; give a finite number, or None for all rows")
+
+
+def _check_list(row: dict[str, Any]) -> None:
+    responses = row["responses"]
+    if not isinstance(responses, list | tuple) or len(responses) < 2:
+        count = len(responses) if isinstance(responses, list | tuple) else repr(responses)[:40]
+        raise ValueError(f"has {count} as `responses`; give a list of at least two, or drop it")
+    for place, answer in enumerate(responses):
+        _check_answer(answer, f"`responses[{place}]`")
+    column = "ranks" if row.get("ranks") is not None else "scores"
+    values = row.get(column)
+    if not isinstance(values, list | tuple) or len(values) != len(responses):
+        count = len(values) if isinstance(values, list | tuple) else repr(values)[:40]
+        raise ValueError(f"has {count} `{column}` for {len(responses)} `responses`; give one each, or drop it")
+    if not all(_number(value) and not math.isnan(value) for value in values):
+        raise ValueError(f"has the `{column}` {values!r}; give numbers, or drop it")
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _check_answer(answer: Any, what: str) -> None:
+    if not answer or not isinstance(answer, str | list):
+        raise ValueError(f"has {repr(answer)[:80]} as {what}; give it text or messages, or drop it")
+    problem = _problem(answer)
+    if problem is not None:
+        raise ValueError(f"{problem} of {what}; give it text or messages, or drop it")
+
+
+def _check_kinds(prompt: Any, answers: Sequence[Any], explicit: bool) -> None:
+    """That prompt and answers are of one kind; texts may follow messages."""
+    if explicit:
+        if not prompt or not isinstance(prompt, str | list):
+            raise ValueError(f"has the prompt {repr(prompt)[:80]}; give it text or messages, or drop it")
+        problem = _problem(prompt)
+        if problem is not None:
+            raise ValueError(f"{problem} of `prompt`; give it text or messages, or drop it")
+    texts = [isinstance(answer, str) for answer in answers]
+    if any(texts) and not all(texts):
+        raise ValueError("mixes plain text and messages among its answers; make them alike")
+    if isinstance(prompt, str) and not all(texts):
+        raise ValueError(
+            'has a plain-text prompt and messages as answers; write the prompt as [{"role": "user", "content": text}]'
+        )
