@@ -26,20 +26,16 @@ import argparse
 import asyncio
 import hashlib
 import json
-import os
-import re
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import common
 import torch
-from peft import LoraConfig
-from transformers import TrainerCallback
+from common import Clock, lora, machine, memory_gib, reset_peak, work
 
 from hf_rlx import load_causal_lm
 from hf_rlx.data.tasks import reasoning_gym_task
@@ -92,40 +88,6 @@ def side_by_side(seconds: float, inner: Callable[..., list[float]]) -> Callable[
     return slow_requests
 
 
-class Clock(TrainerCallback):
-    """Wall time of every optimizer step, and of named stages inside it."""
-
-    def __init__(self) -> None:
-        self.steps: list[dict[str, float]] = []
-        self._stages: dict[str, float] = {}
-        self._start = 0.0
-
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """A step begins."""
-        self._stages, self._start = {}, time.perf_counter()
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        """A step has ended."""
-        self.steps.append({"step": time.perf_counter() - self._start, **self._stages})
-
-    def note(self, name: str, value: float) -> None:
-        """Add to a stage."""
-        self._stages[name] = self._stages.get(name, 0.0) + value
-
-    def wrap(self, owner: Any, method: str, name: Callable[[], str] | str) -> None:
-        """Count the seconds of a method under `name`."""
-        inner = getattr(owner, method)
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            stage, start = name if isinstance(name, str) else name(), time.perf_counter()
-            try:
-                return inner(*args, **kwargs)
-            finally:
-                self.note(stage, time.perf_counter() - start)
-
-        setattr(owner, method, timed)
-
-
 def settings(args: argparse.Namespace, folder: str) -> dict[str, Any]:
     """Fields that both configurations share."""
     return {
@@ -150,11 +112,6 @@ def settings(args: argparse.Namespace, folder: str) -> dict[str, Any]:
     }
 
 
-def lora() -> LoraConfig:
-    """The adapter of both sides."""
-    return LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-
-
 def dataset(args: argparse.Namespace) -> Any:
     """Enough prompts for all steps; the first of every four has a signal in setting "one"."""
     rows = args.prompts * (args.steps + 1)
@@ -167,20 +124,6 @@ def dataset(args: argparse.Namespace) -> Any:
     from datasets import Dataset
 
     return Dataset.from_list(train)
-
-
-def reset_peak() -> None:
-    """Forget the peak of memory that loading the model had, where the system allows it."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        print("note: the peak includes loading", file=sys.stderr)
-
-
-def memory_gib(field: str = "VmHWM") -> float:
-    """The process's peak (or, with "VmRSS", its present) resident memory, in GiB."""
-    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(found.group(1)) / 2**20 if found else float("nan")
 
 
 def run_ours(args: argparse.Namespace, folder: str) -> dict[str, Any]:
@@ -259,55 +202,17 @@ def run_trl(args: argparse.Namespace, folder: str) -> dict[str, Any]:
     return {"steps": clock.steps[1:], "peak": memory_gib()}
 
 
-def worker(args: argparse.Namespace) -> None:
-    """Run one side and write what it measured to the file of `--result`."""
-    torch.set_num_threads(args.threads)
-    with tempfile.TemporaryDirectory() as folder:
-        result = {"ours": run_ours, "trl": run_trl}[args.worker](args, folder)
-    Path(args.result).write_text(json.dumps(result))
-
-
 # What is made of it.
 
 
+OPTIONS = ("model", "dtype", "steps", "prompts", "completions", "cap", "shots", "signal", "threads", "checkpointing")
+OPTIONS += ("scorer_seconds", "scorer_async", "reward_concurrency")
+
+
 def measure(side: str, args: argparse.Namespace, **changes: Any) -> dict[str, Any]:
-    """Run one side in a fresh process: medians over its steps, and its peak memory.
-
-    Raises:
-        RuntimeError: the process failed; with the end of its errors.
-    """
-    options = {**vars(args), **changes, "worker": side}
-    with tempfile.TemporaryDirectory() as folder:
-        options["result"] = str(Path(folder) / "result.json")
-        names = ["worker", "result", "model", "dtype", "steps", "prompts", "completions", "cap", "shots", "signal"]
-        names += ["threads", "scorer_seconds", "reward_concurrency"]
-        command = [sys.executable, __file__]
-        command += [f"--{name.replace('_', '-')}={options[name]}" for name in names]
-        command += ["--checkpointing"] * options["checkpointing"] + ["--scorer-async"] * options["scorer_async"]
-        environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(done.stderr[-3000:])
-        raw = json.loads(Path(options["result"]).read_text())
-    names = sorted({name for step in raw["steps"] for name in step})
-    summary = {name: statistics.median(step.get(name, 0.0) for step in raw["steps"]) for name in names}
-    return {**summary, "peak": raw["peak"]}
-
-
-def machine(threads: int) -> tuple[float, float]:
-    """Rates of this machine: float32 matrix products in GFLOP/s, reads of memory in GB/s."""
-    torch.set_num_threads(threads)
-    a, b = torch.randn(2048, 2048), torch.randn(2**26)
-
-    def best(work: Callable[[], Any]) -> float:
-        times = []
-        for _ in range(5):
-            start = time.perf_counter()
-            work()
-            times.append(time.perf_counter() - start)
-        return min(times)
-
-    return 2 * 2048**3 / best(lambda: a @ a) / 1e9, b.numel() * 4 / best(lambda: b.sum()) / 1e9
+    """`common.measure` with this benchmark's options, some of them changed."""
+    options = {**vars(args), **changes}
+    return common.measure(__file__, side, {name: options[name] for name in OPTIONS})
 
 
 class Floor:
@@ -489,7 +394,7 @@ def main() -> None:
     parser.add_argument("--reward-concurrency", type=int, default=1, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        worker(args)
+        work({"ours": run_ours, "trl": run_trl}, args)
     elif args.vocabulary_worker:
         vocabulary_worker(args)
     elif args.growth:

@@ -35,7 +35,10 @@ def obstacle(model: Any) -> str | None:
     """Why a sequence classifier cannot be a reward model here, or None."""
     labels = getattr(model.config, "num_labels", 1)
     if labels != 1:
-        return f"a reward model gives one score, but the model has num_labels={labels}; load it with num_labels=1"
+        return (
+            f"{_class_of(model)} has num_labels={labels}; a reward model is loaded with num_labels=1, a policy with "
+            "AutoModelForCausalLM"
+        )
     if not isinstance(getattr(model, SCORE, None), nn.Module) or model.base_model is model:
         return (
             f"{_class_of(model)} has no `{SCORE}` head on a decoder; hf_rlx trains decoder-only reward models, e.g. "

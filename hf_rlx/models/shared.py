@@ -300,8 +300,7 @@ class SharedModel(WalkedModule):
             self.add_adapter(name, peft_config, state)
         if head:
             zero = name == CRITIC if zero_init is None else zero_init
-            made = ScalarHead(self.config.get_text_config().hidden_size, zero).to(self.device)
-            self.heads[name] = made.requires_grad_(name == CRITIC)  # the critic's alone trains in the policy's forward
+            self.heads[name] = ScalarHead(self.config.get_text_config().hidden_size, zero).to(self.device)
         self.roles[name] = Role(adapter, name if head else None)
 
     def prepare_reference(self) -> str:

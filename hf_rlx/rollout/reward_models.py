@@ -27,6 +27,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from hf_rlx.models.reward_role import RoleReward
+from hf_rlx.models.shared import SharedModel
 from hf_rlx.rollout.classifier import ModelReward, name_of
 from hf_rlx.rollout.isolation import Crew, Isolated, Log, plain_state
 
@@ -260,7 +262,7 @@ def prepare(
         name = names[index] if names is not None else name_of(func)
         if isinstance(func, nn.Module) and hasattr(func, "config"):
             func = ModelReward(func, tokenizer)
-        if isinstance(func, ModelReward) and device is not None:
+        if isinstance(func, ModelReward | RoleReward) and device is not None:
             func.to(device)
         if not callable(func):
             raise ValueError(f"reward_funcs[{index}] is {func!r}; expected a function, a model, or the name of one")
@@ -288,6 +290,9 @@ def resolve(text: str, model_init_kwargs: dict[str, Any] | None = None) -> Any:
         if not callable(found):
             raise ImportError(f"the reward function {text!r} is {found!r}, which is not callable")
         return found
+    if any((Path(text) / place).is_file() for place in ("role.json", "reward/role.json")):  # of RewardTrainer
+        shared = SharedModel.from_pretrained(text, **(model_init_kwargs or {}))
+        return shared.reward_function(name=Path(text).name)
     from transformers import AutoModelForSequenceClassification
 
     try:

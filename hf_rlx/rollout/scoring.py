@@ -9,8 +9,8 @@ The call is TRL's, `f(prompts=, completions=, completion_ids=, <columns>, traine
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -175,6 +175,16 @@ class RewardScorer(AbstractContextManager):
                 f"or failed on all of them ({', '.join(self.names)}), so nothing is learned. Do they find the dataset "
                 "columns that they need? max_unscored_rollouts=None lets the run go on"
             )
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Inside the block reward functions that learn from what they score (running moments) leave that alone: for
+        evaluation. Those have a context manager `frozen()` of their own."""
+        with ExitStack() as stack:
+            for func in self.functions:
+                if hasattr(func.call, "frozen"):
+                    stack.enter_context(func.call.frozen())
+            yield
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps, as plain values."""

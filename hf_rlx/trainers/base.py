@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 from transformers.trainer_utils import TrainOutput
 
 from hf_rlx.models import storage
+from hf_rlx.models.classifier import is_classifier
 from hf_rlx.models.dropout import disable_dropout
 from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.models.packing import split_by_tokens
@@ -340,6 +341,10 @@ class BaseTrainer(Trainer):
         if self.is_world_process_zero():
             push.plain_card(self, **facts)
 
+    def card_facts(self) -> dict[str, Any]:
+        """Fields of `RunFacts` that this kind of trainer knows by itself."""
+        return {}
+
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         push.push_checkpoint(self, Path(checkpoint_folder))
 
@@ -385,6 +390,11 @@ def _check_trainable(shared: SharedModel, roles: Sequence[str]) -> None:
         if idle:
             raise ValueError(f"no parameter of the role {idle[0]!r} is trainable; add it anew with a peft_config")
         return
+    if is_classifier(shared.causal_lm):
+        raise ValueError(
+            f"{type(shared.causal_lm).__name__} has no vocabulary head, so it is no policy; load it with "
+            "AutoModelForCausalLM, or train it with RewardTrainer"
+        )
     if shared.trainable_parameters(POLICY):
         outside = checkpointing.outside_adapter(shared)
         if outside:

@@ -94,10 +94,16 @@ def add_up_gradients(shared: SharedModel, processes: int) -> None:
     parameters. A process that had nothing to learn from adds 0."""
     if processes == 1:
         return
+    by_type: dict[torch.dtype, list[Tensor]] = {}
     for _, parameter in critic.parameters(shared):
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        torch.distributed.all_reduce(parameter.grad)
+        by_type.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+    for gradients in by_type.values():  # one call for hundreds of small matrices
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        torch.distributed.all_reduce(flat)
+        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
 
 
 def drop_policy_gradients(shared: SharedModel) -> None:

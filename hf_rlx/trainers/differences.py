@@ -330,7 +330,7 @@ _TABLE: dict[str, Difference] = {
     "PPO: models": _behaviour(
         "policy, reference, reward model and value model, each a whole network",
         "roles on one base: an adapter, adapters off, a head; critic_adapter gives the critic an adapter of its own",
-        "a quarter of the memory; with the adapter the gradients are those of separate models",
+        "a third of the memory; with the adapter the gradients are those of separate models",
         "tests/trainers/test_ppo_exact.py::test_one_base_is_separate_models",
     ),
     "PPO: value gradient": _behaviour(

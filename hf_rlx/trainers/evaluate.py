@@ -42,7 +42,8 @@ def evaluate_rollouts(trainer: OnlineTrainer, eval_dataset: Any, prefix: str) ->
         check_prompts(dataset, "eval_dataset")
     start = time.perf_counter()
     mark_weights(trainer.sampler, trainer.state.global_step)
-    with together(apply=not is_collective(trainer.sampler)), naming_rows(dataset, "eval_dataset"):
+    named = naming_rows(dataset, "eval_dataset")
+    with together(apply=not is_collective(trainer.sampler)), named, trainer.scorer.frozen():
         collected = _collect_share(trainer, dataset)
     store = MetricStore()
     for part in collected:

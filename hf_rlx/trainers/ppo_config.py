@@ -141,13 +141,13 @@ class PPOConfig(OnlineConfig):
     # The critic.
     critic_adapter: bool = described(
         False,
-        "The critic has an adapter of its own, with a forward and backward of its own: twice the work of an update, and "
-        "it can learn any value. False: a linear head on the policy's forward, which explains a part.",
+        "The critic has an adapter of its own, with a forward and backward of its own: twice the work of an update, "
+        "and it can learn any value. False: a linear head on the policy's forward, which explains a part.",
     )
     critic_init_from_reward: bool = described(
         False,
-        "The critic is an adapter of its own, copied with its head from the role `reward`: its values are raw scores, so "
-        "leave the reward function's normaliser off with it.",
+        "The critic is an adapter of its own, copied with its head from the role `reward`: its values are raw scores, "
+        "so leave the reward function's normaliser off with it.",
     )
     detach_critic: bool = described(
         True,

@@ -138,7 +138,7 @@ def plain_card(trainer: BaseTrainer, **facts: Any) -> Path:
         "steps": trainer.state.global_step,
         "versions": installed_versions(),
     }
-    return write_card(RunFacts(**{**known, **facts}), str(trainer.args.output_dir))
+    return write_card(RunFacts(**{**known, **trainer.card_facts(), **facts}), str(trainer.args.output_dir))
 
 
 def secrets_of(args: BaseConfig) -> list[str]:

@@ -6,7 +6,7 @@ How this departs from InstructGPT and from TRL 1.16 (reasons in `hf_rlx.trainers
 - a reward model can be an adapter and a head on the policy's own base (role `reward`), from the policy's weights;
 - a longer row is cut, EOS kept, and not dropped; what a chat template writes behind the last EOS is left out;
 - the loss is divided by the rows of the whole optimizer step and all processes; rows of identical answers leave it;
-- ties count 1/2 in accuracies; no weight decay of heads or centring by default; several epochs are the user's choice.
+- ties count 1/2 in accuracies.
 
 | metric (evaluation: see `reward_report.py`) | unit | what it is |
 |---|---|---|
@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import TrainerCallback
 
+from hf_rlx.cards.facts import Score
 from hf_rlx.data.pairs import RankedGroup
 from hf_rlx.functional import bradley_terry, plackett_luce, ranked_all_pairs
 from hf_rlx.functional.statistics import RunningMoments
@@ -144,8 +145,8 @@ class RewardTrainer(PreferenceTrainer):
         args = RewardConfig("reward_output") if args is None else args
         check_arguments(model, args, RewardConfig, processing_class, peft_config)
         self._peft_config = peft_config
-        shared = reward_base(model, args, quantization_config, peft_config)
         self.last_report: RewardReport | None = None
+        shared = reward_base(model, args, quantization_config, peft_config)
         super().__init__(
             shared,
             args,
@@ -325,6 +326,21 @@ class RewardTrainer(PreferenceTrainer):
         return facts
 
     # The run.
+
+    def card_facts(self) -> dict[str, Any]:
+        """That it scores and does not write, and how well, by the last report."""
+        facts: dict[str, Any] = {"pipeline_tag": "text-classification", "tags": ["reward-model"]}
+        found = self.last_report
+        if found is None or not found.n_pairs:
+            return facts
+        score = Score(found.accuracy, found.n_pairs, found.accuracy_low, found.accuracy_high)
+        note = (
+            f"Accuracy is the share of held-out pairs in the right order ({found.ties} ties count 1/2). Expected "
+            f"calibration error {found.ece:.3f}, with the temperature {found.temperature:.2f} "
+            f"{found.ece_tempered:.3f}; correlation of score and length {found.length_pearson:.2f}, within a prompt "
+            f"{found.length_pearson_within:.2f}."
+        )
+        return {**facts, "after": score, "notes": [note]}
 
     def run_facts(self) -> dict[str, Any]:
         """See `BaseTrainer`."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from hf_rlx.verifiers.json_schema import JsonError, read_json
 from hf_rlx.verifiers.units import MULTIPLIERS, PLAIN_UNITS, changes_value
 
 Place = Literal["auto", "boxed", "hash", "answer_line", "tag", "last", "whole"]
@@ -56,6 +57,8 @@ _NO_REST = re.compile(
     r"^[-+*/^_=<>!,;:)\]|&]|^(?:and|or)\b|\b[A-J]\s*\)|^\\(?!text|frac|dfrac|tfrac|sqrt|pi|\$)|\b(?:or|and) \(?[A-J]\b"
     r"|^[A-J]$|\b[A-J][.:](?:\s|$)|\b(?:not|wrong|incorrect)\b|n't\b"
 )
+_LETTER = re.compile(r"\(?[A-J]\)?")
+_NEXT_OPTION = re.compile(r"(?<![A-Za-z])[A-J][.)]\s+\S")
 _DRESS = "*_`\"'.,;:!?"
 
 
@@ -128,6 +131,17 @@ def last_tag(text: str) -> str | None:
     return inside
 
 
+def json_answer(text: str) -> str | None:
+    """What a completion that is a JSON object says under the key `answer`; None for everything else."""
+    if not (text.strip().startswith("{") and text.strip().endswith("}") and '"answer"' in text):
+        return None
+    try:
+        said = read_json(text).get("answer")
+    except JsonError:
+        return None
+    return str(said) if isinstance(said, str | int | float) and not isinstance(said, bool) else None
+
+
 def after_thinking(text: str) -> str:
     """What follows the last `</think>`; all of it where there is none."""
     return text.rpartition("</think>")[2]
@@ -161,6 +175,8 @@ def candidates(text: str, place: Place) -> list[str]:
         if (inside := last_tag(text)) is not None:
             text = inside
             return candidates(text, "boxed") or [text, *candidates(text, "last")]
+        if (inside := json_answer(text)) is not None:
+            return [inside]
         for each in ("boxed", "hash", "answer_line", "last"):
             if found := candidates(text, each):
                 return found
@@ -212,6 +228,11 @@ def _stated(tail: str) -> Iterator[str]:
         return
     end = _SENTENCE_END.search(tail)
     sentence = tail[: end.start() if end else None].strip().strip("*_`").strip()
+    if end and _LETTER.fullmatch(sentence):
+        other = _NEXT_OPTION.search(tail, end.end())
+        if other and not _DENIED.search(tail[: other.start()]):  # `A. Paris B. London` lists the options
+            yield tail
+            return
     yield sentence
     if maths or _DENIED.search(sentence):
         return

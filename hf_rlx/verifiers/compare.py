@@ -6,6 +6,7 @@ unit, the name of the variable). What the rules cannot decide, whether two expre
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -156,6 +157,10 @@ def _stated(node: Node) -> tuple[Node | None, Sequence[Node]]:
     """(what a statement is about, the values it gives); None where no side is a mere name."""
     if node.kind == "in":
         return node.parts[0], node.parts[1:]
+    names = [part for part in node.parts if _is_name(part)]
+    values = [part for part in node.parts if not _is_name(part)]
+    if len(names) > 1 and values and not any(map(_has_variable, values)):  # a = b = 5
+        return names[0], values
     if _is_name(node.parts[0]):
         return node.parts[0], node.parts[1:]
     if _is_name(node.parts[-1]):
@@ -168,6 +173,10 @@ def _is_name(node: Node) -> bool:
     if node.kind in ("mul", "group"):
         return all(part.kind == "sym" for part in node.parts)
     return node.kind in ("sym", "text")
+
+
+def _has_variable(node: Node) -> bool:
+    return node.kind in ("sym", "text") or any(map(_has_variable, node.parts))
 
 
 def _same_statement(gold: Node, answer: Node, again: Callable[[Node, Node], bool], algebra: Algebra) -> bool:
@@ -191,8 +200,32 @@ def _unindexed(name: Node | None) -> Node | None:
 # several values
 
 
+_ARITHMETIC = {"neg", "add", "mul", "div", "pow", "call", "abs", "pct", "deg", "fact"}
+
+
 def _is_plural(node: Node) -> bool:
-    return node.kind in ("list", "set", "pm")
+    return node.kind in ("list", "set") or _signs(node) == 1
+
+
+def _signs(node: Node) -> int:
+    """How many plus-minus signs an expression holds."""
+    if node.kind == "pm":
+        return 1 + sum(map(_signs, node.parts))
+    return sum(map(_signs, node.parts)) if node.kind in _ARITHMETIC else 0
+
+
+def _both(node: Node) -> list[Node]:
+    """The two values of an expression with one plus-minus sign; with more, which go together is anybody's guess."""
+    if _signs(node) != 1:
+        return [node]
+    if node.kind == "pm":
+        left, right = node.parts
+        below = Node("neg", "", (right,))
+        if left == Node("num", "0"):
+            return [right, below]
+        return [Node("add", "", (left, right)), Node("add", "", (left, below))]
+    choices = itertools.product(*map(_both, node.parts))
+    return [node._replace(parts=parts) for parts in choices]
 
 
 def _is_set(node: Node) -> bool:
@@ -207,14 +240,8 @@ def _is_set(node: Node) -> bool:
 def items(node: Node) -> list[Node]:
     """The values of a list or set, in no order; a single value is a list of one."""
     if node.kind in ("list", "set"):
-        return [value for part in node.parts for value in (items(part) if part.kind == "pm" else [part])]
-    if node.kind == "pm":
-        left, right = node.parts
-        below = Node("neg", "", (right,))
-        if left == Node("num", "0"):
-            return [right, below]
-        return [Node("add", "", (left, right)), Node("add", "", (left, below))]
-    return [node]
+        return [value for part in node.parts for value in _both(part)]
+    return _both(node)
 
 
 def _same_items(gold: Node, answer: Node, again: Callable[[Node, Node], bool], algebra: Algebra) -> bool:

@@ -101,7 +101,9 @@ class _Parser(Terms):
             elif self.take("\\in"):
                 if operators:
                     self.fail()
-                return Node("in", "", (sides[0], self.side()))
+                home = self.side()
+                named = home.kind == "sym" and home.text in ("R", "Z", "Q", "N", "C")  # without \mathbb
+                return Node("in", "", (sides[0], Node("const", home.text) if named else home))
             elif self.sees(":") and not operators:
                 while self.take(":"):
                     sides.append(self.side())

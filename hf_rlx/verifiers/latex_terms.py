@@ -330,9 +330,7 @@ class Terms(Cursor):
             return self.such()
         inner = self.items()
         if self.take("\\mid", "|", ":"):
-            condition = self.items()
-            self.need("\\}")
-            return Node("such", "", (inner, condition))
+            return self.condition(inner)
         self.need("\\}")
         if inner.kind == "ratio" and len(inner.parts) == 2:
             return Node("such", "", inner.parts)
@@ -342,9 +340,15 @@ class Terms(Cursor):
         """`x : condition}`."""
         name = self.primary()
         self.need(":", "\\colon")
-        condition = self.items()
+        return self.condition(name)
+
+    def condition(self, name: Node) -> Node:
+        """`x > 2, x < 5}`, all of which hold."""
+        found = self.items()
         self.need("\\}")
-        return Node("such", "", (name, condition))
+        if found.kind == "list" and found.text == ",":
+            found = found._replace(text="and")
+        return Node("such", "", (name, found))
 
     def matrix(self) -> Node:
         """A matrix environment."""

@@ -155,7 +155,7 @@ def normalise(text: str) -> str:
     text = unicodedata.normalize("NFKC", text).strip()
     while text and text[-1] in ".,;" and not text.endswith(("..", "\\,", "\\;")):
         text = text[:-1].rstrip()
-    return text
+    return text.removeprefix("=").lstrip()
 
 
 def tokenize(text: str) -> list[Token]:

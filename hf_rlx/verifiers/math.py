@@ -188,6 +188,8 @@ class MathVerifier(JudgedRows):
         answer = _answer(found, right)
         if isinstance(answer, Verdict):
             return answer
+        if right.node == answer.node:  # braces aside as written, so nothing has to be worked out
+            return Verdict("right", "equal as written")
         try:
             exact(answer.node)
             same = agree(right.node, answer.node, self.rules, ExactOnly(self.rules))
@@ -286,9 +288,20 @@ def _gold_text(text: str) -> _Read | str:
         node = read(text)
     except (NotReadable, RecursionError) as error:
         return str(error)
+    if node.kind == "rel" and _contradicts_itself(node):
+        return "its sides differ"
     if node.kind == "text" and "\\" not in text and " " in node.text and node.text.casefold() not in _PHRASES:
         return "prose"
     return _Read(_plain(text), node, letter)
+
+
+def _contradicts_itself(node: Node) -> bool:
+    """Whether a chain `a = 3 = 5` gives two numbers."""
+    try:
+        values = {value for value in map(exact, node.parts) if value is not None}
+    except TooLarge:
+        return False
+    return len(values) > 1 and set(node.text.split()) == {"="}
 
 
 def _chosen(text: str, gold: _Read) -> str | Verdict:
@@ -314,6 +327,8 @@ def _answer(found: list[str], gold: _Read) -> _Read | Verdict:
         worded = _WORD.fullmatch(plain)
         if plain == gold.text or _same_word(worded[1] if worded else plain, gold.text, worded is not None):
             return Verdict("right", "equal as written")
+        if gold.node.kind == "mul" and _is_word(gold.text) and plain.isalpha():
+            return Verdict("wrong", "another word")
         chosen = _chosen(text, gold)
         if isinstance(chosen, Verdict):
             return chosen
@@ -341,6 +356,11 @@ def _same_word(said: str, gold: str, worded: bool) -> bool:
     if worded:
         return said == gold or (len(said) > 2 and said.casefold() == gold.casefold())
     return len(said) > 2 and said == gold.capitalize()
+
+
+def _is_word(text: str) -> bool:
+    """`red` is a word, `abc` and `xyz` are products of variables: letters of a product stand in order."""
+    return len(text) > 2 and text.isalpha() and re.search("[aeiouy]", text) is not None and list(text) != sorted(text)
 
 
 def _plain(text: str) -> str:

@@ -205,6 +205,8 @@ class Sympy:
         if kind == "list" and node.text != ",":
             sets = [self.set_of(p) for p in parts]
             return sympy.Union(*sets) if node.text == "or" else sympy.Intersection(*sets)
+        if kind == "such" and parts[0].kind == "in":
+            return sympy.Intersection(*map(self.set_of, parts))
         if kind in ("such", "in"):
             return self.set_of(parts[1])
         if kind == "rel":

@@ -68,7 +68,9 @@ _SENTENCE = (
     "than more less least most negative approximately about approx around if when where is are was equals equal "
     "into remainder otherwise only either but maybe perhaps possibly even odd prime true false yes no unknown zero "
     "out below k j undefined none root frac infinity infinite nothing answer wrong incorrect gamma delta epsilon "
-    "zeta eta iota kappa lambda mu nu xi rho sigma tau phi chi psi omega exp"
+    "zeta eta iota kappa lambda mu nu xi rho sigma tau phi chi psi omega exp doubled tripled halved twice thrice "
+    "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
+    "nineteen twenty thirty forty fifty sixty seventy eighty ninety"
 )
 _CHANGES_VALUE = set(_CHANGES.split())
 _NO_UNIT = (_CHANGES_VALUE | set(_SENTENCE.split())) - set("xyzn")

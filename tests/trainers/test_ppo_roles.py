@@ -98,8 +98,8 @@ def test_a_saved_critic_comes_back(tmp_path, own):
     ids=lambda c: next(iter(c)),
 )
 def test_a_critic_beside_an_adapter_of_another_kind(tmp_path, changes):
-    """The critic's adapter is set up like the policy's, but holds no copies of layers and starts as nothing: values are
-    0, and the policy's distribution is what it was."""
+    """The critic's adapter is set up like the policy's, but holds no copies of layers and starts as nothing: values
+    are 0, and the policy's distribution is what it was."""
     shared = SharedModel.build(tiny_llama(), lora(**changes))
     trainer = ppo(ppo_config(tmp_path, critic_adapter=True), model=shared, peft_config=None)
     trainer.train()

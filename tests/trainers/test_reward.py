@@ -12,13 +12,17 @@ from peft import LoraConfig, get_peft_model
 
 import hf_rlx.trainers.memory
 from hf_rlx.data.pairs import RankedGroup
+from hf_rlx.models.classifier import from_causal_lm
 from hf_rlx.models.loading import load_tokenizer
+from hf_rlx.trainers.grpo import GRPOTrainer
+from hf_rlx.trainers.health import NonFiniteError
 from hf_rlx.trainers.pair_batches import PairBatch, PairSampler
 from hf_rlx.trainers.reward import RewardConfig, RewardTrainer
 from hf_rlx.types import Group
 from tests.tiny import randomise_lora
 from tests.trainers.reward_tools import config, lists, pairs, shared_model, trainer
-from tests.trainers.tools import KeepGradients, digest, lora, relative_gap, tiny_llama
+from tests.trainers.tools import KeepGradients, digest, lora, relative_gap, rows, tiny_llama
+from tests.trainers.tools import config as grpo_config
 
 
 def row(ranks, margin=None):
@@ -271,10 +275,6 @@ def test_only_the_reward_role_moves(tmp_path):
 
 def test_the_policy_trains_on_and_the_reward_role_stays(tmp_path):
     """GRPO on the same object afterwards, rewarded by the role."""
-    from hf_rlx.trainers.grpo import GRPOTrainer
-    from tests.trainers.tools import config as grpo_config
-    from tests.trainers.tools import rows
-
     shared = shared_model()
     trainer(config(tmp_path), shared).train()
     reward, policy = bits(shared, "reward"), bits(shared, "policy")
@@ -343,6 +343,10 @@ def test_a_card_is_written_and_a_logged_run_has_trl_s_keys(tmp_path):
     rewards.train()
     rewards.create_model_card()
     assert (tmp_path / "README.md").read_text()
+    assert rewards.card_facts() == {"pipeline_tag": "text-classification", "tags": ["reward-model"]}
+    report = rewards.report()
+    after = rewards.card_facts()["after"]
+    assert (after.accuracy, after.n, after.low) == (report.accuracy, 4, report.accuracy_low)
     keys = "loss grad_norm learning_rate epoch num_tokens accuracy margin mean_reward min_reward max_reward"
     keys += " std_reward rows/without_pair rows/cut rows/special_tokens_neutralised step_time time/update"
     assert set(keys.split()) <= rewards.state.log_history[0].keys()
@@ -498,6 +502,25 @@ def test_lists_need_a_loss_for_lists(tmp_path):
 def test_an_ensemble_of_a_classifier_is_refused(tmp_path):
     with pytest.raises(ValueError, match="an ensemble needs adapters on a shared base"):
         trainer(config(tmp_path, ensemble_size=2), "tiny")
+
+
+def test_nothing_is_trained_on_weights_that_are_not_finite(tmp_path):
+    """The role's own weights are looked at before every step, and named."""
+    rewards = trainer(config(tmp_path))
+    with torch.no_grad():
+        rewards.shared.heads["reward"].linear.weight.fill_(torch.nan)
+    with pytest.raises(NonFiniteError, match=r"heads\.reward\.linear\.weight is not finite"):
+        rewards.train()
+
+
+def test_a_classifier_is_no_policy(tmp_path):
+    """It would sample nothing; the message says what it is good for."""
+    args = grpo_config(tmp_path)
+    model = from_causal_lm(tiny_llama())
+    with pytest.raises(
+        ValueError, match="has no vocabulary head, so it is no policy; load it with AutoModelForCausalLM"
+    ):
+        GRPOTrainer(model, len, args, train_dataset=rows(8), processing_class=load_tokenizer("tiny"))
 
 
 def test_a_temperature_needs_held_out_pairs(tmp_path):

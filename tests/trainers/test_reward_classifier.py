@@ -175,7 +175,7 @@ def test_a_classifier_is_made_of_a_language_model_s_backbone():
 
 def test_what_cannot_be_a_reward_model_is_refused(tmp_path):
     two = GPT2ForSequenceClassification(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, num_labels=2))
-    with pytest.raises(ValueError, match="num_labels=2; load it with num_labels=1"):
+    with pytest.raises(ValueError, match="GPT2ForSequenceClassification has num_labels=2; a reward model is loaded"):
         trainer(reward_config(tmp_path), two)
     from transformers import BertConfig, BertForSequenceClassification
 
