@@ -37,16 +37,30 @@ _HOME = {
     "GRPOTrainer": "hf_rlx.trainers.grpo",
     "PPOConfig": "hf_rlx.trainers.ppo_config",
     "PPOTrainer": "hf_rlx.trainers.ppo",
+    "DPOConfig": "hf_rlx.trainers.dpo",
+    "DPOTrainer": "hf_rlx.trainers.dpo",
+    "IPOConfig": "hf_rlx.trainers.ipo",
+    "IPOTrainer": "hf_rlx.trainers.ipo",
+    "SimPOConfig": "hf_rlx.trainers.simpo",
+    "SimPOTrainer": "hf_rlx.trainers.simpo",
+    "ORPOConfig": "hf_rlx.trainers.orpo",
+    "ORPOTrainer": "hf_rlx.trainers.orpo",
     "DIFFERS_FROM_TRL": "hf_rlx.trainers.differences",
 }
 
 __all__ = [
     "DIFFERS_FROM_TRL",
     "Completion",
+    "DPOConfig",
+    "DPOTrainer",
     "GRPOConfig",
     "GRPOTrainer",
     "Generator",
     "Group",
+    "IPOConfig",
+    "IPOTrainer",
+    "ORPOConfig",
+    "ORPOTrainer",
     "PPOConfig",
     "PPOTrainer",
     "RewardConfig",
@@ -59,6 +73,8 @@ __all__ = [
     "SFTTrainer",
     "SamplingParams",
     "SharedModel",
+    "SimPOConfig",
+    "SimPOTrainer",
     "TokenScores",
     "__version__",
     "evaluate_on_policy",
@@ -75,13 +91,17 @@ if TYPE_CHECKING:
     from hf_rlx.rollout.sampling import SamplingParams
     from hf_rlx.rollout.scoring import RewardScorer
     from hf_rlx.trainers.differences import DIFFERS_FROM_TRL
+    from hf_rlx.trainers.dpo import DPOConfig, DPOTrainer
     from hf_rlx.trainers.grpo import GRPOConfig, GRPOTrainer
+    from hf_rlx.trainers.ipo import IPOConfig, IPOTrainer
+    from hf_rlx.trainers.orpo import ORPOConfig, ORPOTrainer
     from hf_rlx.trainers.policy_report import evaluate_on_policy
     from hf_rlx.trainers.ppo import PPOTrainer
     from hf_rlx.trainers.ppo_config import PPOConfig
     from hf_rlx.trainers.reward import RewardConfig, RewardTrainer
     from hf_rlx.trainers.reward_report import RewardReport
     from hf_rlx.trainers.sft import SFTConfig, SFTTrainer
+    from hf_rlx.trainers.simpo import SimPOConfig, SimPOTrainer
     from hf_rlx.types import Completion, Group, Rollout, TokenScores
 
 

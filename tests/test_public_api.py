@@ -18,9 +18,10 @@ from hf_rlx import GRPOConfig, GRPOTrainer
 from hf_rlx.trainers.grpo import PRESETS
 
 NAMES = """
-    Completion DIFFERS_FROM_TRL GRPOConfig GRPOTrainer Generator Group PPOConfig PPOTrainer RewardConfig RewardError
-    RewardReport RewardScorer RewardTrainer Rollout SFTConfig SFTTrainer SamplingParams SharedModel TokenScores
-    __version__ evaluate_on_policy four_bit_config load_causal_lm load_tokenizer
+    Completion DIFFERS_FROM_TRL DPOConfig DPOTrainer GRPOConfig GRPOTrainer Generator Group IPOConfig IPOTrainer
+    ORPOConfig ORPOTrainer PPOConfig PPOTrainer RewardConfig RewardError RewardReport RewardScorer RewardTrainer
+    Rollout SFTConfig SFTTrainer SamplingParams SharedModel SimPOConfig SimPOTrainer TokenScores __version__
+    evaluate_on_policy four_bit_config load_causal_lm load_tokenizer
 """
 FUNCTIONS = """
     AdaptiveKLController Aggregation CalibrationError CombinedRewards Correlation FixedKLController GaeOutput
@@ -43,7 +44,8 @@ FUNCTIONS = """
 OUR_FIELDS = """
     advantage_eps dynamic_sampling dynamic_sampling_rounds eval_temperature isolate_rewards keep_zero_variance
     kl_estimator kl_horizon kl_in_reward kl_target max_reward_failures max_rollout_rows max_skipped_steps
-    max_tokens_per_forward max_unscored_rollouts on_reward_error packing reward_concurrency reward_timeout scale_ddof
+    max_tokens_per_forward max_tokens_per_update max_unscored_rollouts on_reward_error packing reward_concurrency reward_timeout
+    scale_ddof
     soft_overlong_cache special_tokens_in_messages stop_strings
 """
 ARGUMENTS = """

@@ -37,7 +37,8 @@ def prepare(shared: SharedModel, adapter: bool = False, from_reward: bool = Fals
 
     Args:
         adapter: with an adapter of its own, set up like the policy's.
-        from_reward: adapter and head are copied from the role `reward`.
+        from_reward: adapter and head are copied from the role `reward`, the head over the temperature that was fitted:
+            its values are then the scores as `RoleReward` reads them without a normaliser.
         detached: a head on the policy's hidden states sends no gradient into them.
 
     Returns:
@@ -87,7 +88,7 @@ def values(shared: SharedModel, groups: Sequence[Group]) -> Tensor:
     """(B, R) float32 value before each response token, in reward units, 0 under the mask; in the current role, without
     the vocabulary matrix. Differentiable."""
     shared.verify(groups)
-    batch = shared.plan.batch(groups, shared.device, max(shared.config.get_text_config().pad_token_id or 0, 0))
+    batch = shared.plan.batch(groups, shared.device, shared._pad_token_id)
     hidden = hidden_states(shared.causal_lm, batch)
     return batch.to_rows(shared.heads[CRITIC](hidden.index_select(0, batch.predict_index)))
 
@@ -122,3 +123,5 @@ def _copy_reward(shared: SharedModel) -> None:
         theirs: Any = shared.heads[reward.head]
         ours: Any = shared.heads[CRITIC]
         ours.linear.load_state_dict(theirs.linear.state_dict())
+        for parameter in ours.linear.parameters():
+            parameter.div_(reward.facts.get("temperature", 1.0))

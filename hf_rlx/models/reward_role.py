@@ -18,6 +18,7 @@ What `read` needs is saved with the role (`Role.facts`), so a reward model gives
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,6 +38,8 @@ from hf_rlx.types import Group
 
 if TYPE_CHECKING:
     from hf_rlx.models.shared import SharedModel
+
+logger = logging.getLogger(__name__)
 
 NORMALIZERS = ("none", "batch", "running")
 
@@ -89,8 +92,9 @@ def combined(shared: SharedModel, groups: Sequence[Group], role: str, max_tokens
 class RoleReward:
     """A reward role as a reward function: `PPOTrainer(model=shared, reward_funcs=shared.reward_function(), ...)`.
 
-    Prompts are tokenized as for the policy. A completion is scored by the token ids that were sampled, or without them
-    by its text, EOS added. A completion without a token has no score (None).
+    Prompts are tokenized as for the policy. A completion is scored by the token ids that were sampled; without them,
+    or where they are of a policy with another tokenizer, by its text, EOS added. A completion without a token has no
+    score (None). What is left to the role (None below) is read at every call: training goes on behind it.
 
     Args:
         shared: the model with the role. role: its name.
@@ -126,24 +130,45 @@ class RoleReward:
         special_tokens: SpecialTokens = "split",
         name: str | None = None,
     ) -> None:
-        facts = shared._role(role).facts
         if shared._role(role).head is None:
             raise ValueError(
                 f"role {role!r} has no head to score with; train it with RewardTrainer(model=shared, ...)"
             )
         self.shared, self.role, self.__name__ = shared, role, name or role
-        self.normalizer = facts.get("normalizer", "none") if normalizer is None else normalizer
+        self._given = {
+            "normalizer": normalizer,
+            "temperature": temperature,
+            "max_length": max_length,
+            "chat_template_kwargs": chat_template_kwargs,
+        }
         if self.normalizer not in NORMALIZERS:
             raise ValueError(f"normalizer must be one of {NORMALIZERS}, got {self.normalizer!r}")
-        self.temperature = float(facts.get("temperature", 1.0) if temperature is None else temperature)
         if not self.temperature > 0:
             raise ValueError(f"temperature must be above 0, got {self.temperature}")
         self.max_tokens, self.special_tokens = max_tokens, special_tokens
-        self.max_length = facts.get("max_length") if max_length is None else max_length
-        kwargs = facts.get("chat_template_kwargs") if chat_template_kwargs is None else chat_template_kwargs
-        self.chat_template_kwargs: dict[str, Any] = kwargs or {}
         self.tokenizer = tokenizer or shared.tokenizer or _tokenizer_of(shared)
-        self._frozen = False
+        self._frozen = self._told = False
+
+    @property
+    def normalizer(self) -> str:
+        """How scores are normalised."""
+        return self._setting("normalizer") or "none"
+
+    @property
+    def temperature(self) -> float:
+        """What scores are divided by."""
+        given = self._setting("temperature")
+        return 1.0 if given is None else float(given)
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens of prompt and completion together; None: unlimited."""
+        return self._setting("max_length")
+
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any]:
+        """Arguments of the chat template."""
+        return self._setting("chat_template_kwargs") or {}
 
     def __call__(
         self,
@@ -154,6 +179,10 @@ class RoleReward:
         **_: Any,
     ) -> list[float | None]:
         """Score N completions (text, or message lists); equal prompts in a row are forwarded once."""
+        if not completions:
+            return []
+        if completion_ids is not None and not self._knows(completions, completion_ids):
+            completion_ids = None
         encoded = list(self._encode(prompts, completions, completion_ids))
         groups = [group for answers in encoded for group in answers.groups()]
         found = [bool(ids) for answers in encoded for ids in answers.answers]
@@ -201,6 +230,22 @@ class RoleReward:
             yield
         finally:
             self._frozen = before
+
+    def _setting(self, name: str) -> Any:
+        """As given, else what the role was trained with."""
+        given = self._given[name]
+        return self.shared._role(self.role).facts.get(name) if given is None else given
+
+    def _knows(self, completions: list[Any], completion_ids: list[list[int]]) -> bool:
+        """Whether the ids are of this tokenizer: the same number is another word in another vocabulary."""
+        for completion, ids in zip(completions, completion_ids, strict=True):
+            text = completion if isinstance(completion, str) else completion[-1]["content"]
+            if str(self.tokenizer.decode(ids, skip_special_tokens=True)).strip() != text.strip():
+                if not self._told:
+                    logger.warning("%s has another tokenizer than the policy: it scores texts, EOS added", self.role)
+                self._told = True
+                return False
+        return True
 
     def _encode(
         self, prompts: list[Any], completions: list[Any], completion_ids: list[list[int]] | None

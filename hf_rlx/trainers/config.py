@@ -113,6 +113,12 @@ class BaseConfig(TrainingArguments):
     max_tokens_per_forward: int | None = described(
         8192, "Tokens of one forward without gradient (old and reference log-probs, scores)."
     )
+    max_tokens_per_update: int | None = described(
+        None,
+        "Tokens of one forward and backward: a micro-batch of more is done in parts, one after the other, which give "
+        "the same gradient in less memory; whole groups stay together, and several processes do without. None: 512 "
+        "on a CPU, where more at a time is no faster; on GPUs no limit.",
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -127,6 +133,8 @@ class BaseConfig(TrainingArguments):
         self.bf16, self.fp16 = bool(self.bf16), bool(self.fp16)
         if self.bf16 and device.type == "cuda" and precision != "bf16":
             raise ValueError("bf16=True, but this GPU has no bfloat16 (compute capability below 8.0); use fp16=True")
+        if self.max_tokens_per_update is None and device.type == "cpu":
+            self.max_tokens_per_update = 512
         if self.fp16 and (self.use_cpu or not torch.accelerator.is_available()):
             raise ValueError("fp16=True needs a GPU; on the CPU leave fp16 and bf16 alone")
         if self.activation_checkpointing is None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from hf_rlx.trainers.pair_differences import PAIR_DIFFERENCES
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -389,6 +391,7 @@ _TABLE: dict[str, Difference] = {
     ),
 }
 
+_TABLE |= {name: Difference(*entry) for name, entry in PAIR_DIFFERENCES.items()}
 DIFFERS_FROM_TRL: MappingProxyType[str, Difference] = MappingProxyType(_TABLE)
 
 __all__ = ["DIFFERS_FROM_TRL", "Difference"]

@@ -24,29 +24,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import TrainerCallback
 
 from hf_rlx.data.pairs import RankedGroup
 from hf_rlx.functional import dpo_hinge, dpo_robust, dpo_sigmoid, ipo
-from hf_rlx.models.shared import SharedModel
 from hf_rlx.trainers.checks import check_arguments
-from hf_rlx.trainers.config import BaseConfig, described, strict
-from hf_rlx.trainers.pair_batches import PairBatch
+from hf_rlx.trainers.config import described, strict
 from hf_rlx.trainers.pair_config import ReferencedConfig, check_number, refuse_arguments
-from hf_rlx.trainers.pair_logps import (
-    Objective,
-    Pairs,
-    examine_pairs,
-    no_loss,
-    scored_pairs,
-    summarise_pairs,
-    train_on_pairs,
-)
+from hf_rlx.trainers.pair_logps import Objective, Pairs
 from hf_rlx.trainers.pair_watch import PairWatch
 from hf_rlx.trainers.preference import PreferenceTrainer
-from hf_rlx.trainers.reference_sync import SyncReference
-from hf_rlx.trainers.references import ReferenceLogps, prepare_reference
+from hf_rlx.trainers.references import ReferenceLogps
 
 LOSSES = ("sigmoid", "hinge", "robust", "ipo", "sigmoid_norm", "sft")
 _ADVICE = (
@@ -63,8 +52,8 @@ class DPOConfig(ReferencedConfig):
     beta: float = described(0.1, "Reward per nat of log-ratio; the larger, the nearer the policy stays.")
     loss_type: list[str] | str = described(
         ["sigmoid"],
-        'One or several of "sigmoid" (DPO), "hinge" (SLiC), "robust" (unbiased under flipped labels), "ipo" (per-token '
-        'means), "sigmoid_norm" (DPO on per-token means), "sft" (likelihood of the chosen answer).',
+        'One or several of "sigmoid" (DPO), "hinge" (SLiC), "robust" (unbiased under flipped labels), "ipo" (means '
+        'per token), "sigmoid_norm" (DPO on means per token), "sft" (likelihood of the chosen answer).',
     )
     loss_weights: list[float] | None = described(None, "One weight for each of loss_type; None: 1 each.")
     label_smoothing: float = described(
@@ -176,24 +165,14 @@ class DPOTrainer(PreferenceTrainer):
             quantization_config=quantization_config,
             peft_config=peft_config,
         )
-        self.add_callback(self.watch)
-        if args.sync_ref_model:
-            self.add_callback(SyncReference(self.shared, args.ref_model_mixup_alpha, args.ref_model_sync_steps))
 
-    def prepare_roles(self, shared: SharedModel, args: BaseConfig) -> None:
-        """The reference."""
-        assert isinstance(args, DPOConfig)
-        prepare_reference(shared, self.reference.ref_model, args)
-
-    # The loss.
-
-    def objective(self, pairs: Pairs) -> Objective:
+    def pair_objective(self, pairs: Pairs) -> Objective:
         """The weighted sum of the losses of `loss_type`, and what is logged of it."""
         args = self.args
         chosen, rejected = pairs.sums(ld_alpha=args.ld_alpha)
         assert pairs.reference is not None
         ref_chosen, ref_rejected = pairs.sums(pairs.reference, ld_alpha=args.ld_alpha)
-        m, n = pairs.lengths()
+        m, n = (length.clamp(min=1) for length in pairs.lengths())
         policy_and_reference = (chosen, rejected, ref_chosen, ref_rejected)
         terms: list[tuple[Tensor, Tensor, float]] = []
         for name, weight in args.weighted_losses():
@@ -204,10 +183,7 @@ class DPOTrainer(PreferenceTrainer):
             if name == "sigmoid":
                 out = dpo_sigmoid(*policy_and_reference, args.beta, args.label_smoothing)
             elif name == "sigmoid_norm":
-                per_token = (
-                    value / length.clamp(min=1)
-                    for value, length in zip(policy_and_reference, (m, n, m, n), strict=True)
-                )
+                per_token = (chosen / m, rejected / n, ref_chosen / m, ref_rejected / n)
                 out = dpo_sigmoid(*per_token, args.beta, args.label_smoothing)
             elif name == "robust":
                 out = dpo_robust(*policy_and_reference, args.beta, args.label_smoothing)
@@ -222,66 +198,16 @@ class DPOTrainer(PreferenceTrainer):
         more = {"nll_loss": -pairs.means()[0]} if any(name == "sft" for name, _ in args.weighted_losses()) else {}
         return Objective(loss, pairs.table(pair_loss, *rewards, **more))
 
-    def pairs(self, model: nn.Module | None, rows: list[RankedGroup]) -> Pairs:
-        """The pairs of `rows` with log-probs of policy and reference; without gradient where `model` is None."""
-        return scored_pairs(self, model, rows, self.reference)
-
-    def pair_loss(self, model: nn.Module, batch: PairBatch, role: str) -> Tensor:
-        """See `PreferenceTrainer`."""
-        return train_on_pairs(self, model, batch)
-
-    def zero_loss(self, model: nn.Module, role: str) -> Tensor:
-        """See `PreferenceTrainer`."""
-        return no_loss(model, self.dummy_groups())
-
     def weight_of(self, row: RankedGroup) -> float:
         """Pairs of the row."""
         return float(row.num_pairs)
-
-    # Evaluation.
-
-    def examine(self, rows: list[RankedGroup]) -> list[Any]:
-        """See `PreferenceTrainer`."""
-        return examine_pairs(self, rows)
-
-    def summarise(self, found: list[Any], prefix: str) -> dict[str, float]:
-        """See `PreferenceTrainer`."""
-        return summarise_pairs(self, found, prefix)
-
-    def examine_all(self, dataset: Any) -> list[Any]:
-        """See `PreferenceTrainer`; with the reference's log-probs at hand where they are precomputed."""
-        if self.args.precompute_ref_log_probs:
-            self.reference.precompute(dataset)
-        return super().examine_all(dataset)
-
-    # The run.
-
-    def get_train_dataloader(self) -> Any:
-        """See `PreferenceTrainer`; the reference's log-probs come first where they are precomputed."""
-        if self.args.precompute_ref_log_probs:
-            self.reference.precompute(self.train_dataset)
-        return super().get_train_dataloader()
-
-    def begin_run(self) -> None:
-        """See `BaseTrainer`."""
-        super().begin_run()
-        self.watch.reset()
-
-    def run_state(self) -> dict[str, Any]:
-        """See `BaseTrainer`."""
-        return {**super().run_state(), "watch": self.watch.state_dict()}
-
-    def load_run_state(self, state: dict[str, Any]) -> None:
-        """See `BaseTrainer`."""
-        super().load_run_state(state)
-        self.watch.load_state_dict(state["watch"])
 
     def run_facts(self) -> dict[str, Any]:
         """See `BaseTrainer`."""
         names = ("beta", "label_smoothing", "ld_alpha")
         settings = {name: getattr(self.args, name) for name in names}
         settings["losses"] = [list(term) for term in self.args.weighted_losses()]
-        return {**super().run_facts(), **self.reference.run_facts(), **settings}
+        return {**super().run_facts(), **settings}
 
 
 __all__ = ["LOSSES", "DPOConfig", "DPOTrainer"]

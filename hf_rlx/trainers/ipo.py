@@ -21,29 +21,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from hf_rlx.data.pairs import RankedGroup
 from hf_rlx.functional import ipo
-from hf_rlx.models.shared import SharedModel
 from hf_rlx.trainers.checks import check_arguments
-from hf_rlx.trainers.config import BaseConfig, described, strict
-from hf_rlx.trainers.pair_batches import PairBatch
+from hf_rlx.trainers.config import described, strict
 from hf_rlx.trainers.pair_config import ReferencedConfig, check_number, refuse_arguments
-from hf_rlx.trainers.pair_logps import (
-    Objective,
-    Pairs,
-    examine_pairs,
-    no_loss,
-    scored_pairs,
-    summarise_pairs,
-    train_on_pairs,
-)
+from hf_rlx.trainers.pair_logps import Objective, Pairs
 from hf_rlx.trainers.pair_watch import PairWatch
 from hf_rlx.trainers.preference import PreferenceTrainer
-from hf_rlx.trainers.reference_sync import SyncReference
-from hf_rlx.trainers.references import ReferenceLogps, prepare_reference
+from hf_rlx.trainers.references import ReferenceLogps
 
 _ADVICE = "Lower learning_rate, raise beta (a smaller target), or train with ORPO or with DPO and rpo_alpha"
 
@@ -116,18 +104,8 @@ class IPOTrainer(PreferenceTrainer):
             quantization_config=quantization_config,
             peft_config=peft_config,
         )
-        self.add_callback(self.watch)
-        if args.sync_ref_model:
-            self.add_callback(SyncReference(self.shared, args.ref_model_mixup_alpha, args.ref_model_sync_steps))
 
-    def prepare_roles(self, shared: SharedModel, args: BaseConfig) -> None:
-        """The reference."""
-        assert isinstance(args, IPOConfig)
-        prepare_reference(shared, self.reference.ref_model, args)
-
-    # The loss.
-
-    def objective(self, pairs: Pairs) -> Objective:
+    def pair_objective(self, pairs: Pairs) -> Objective:
         """The squared distance to the target, and what is logged of it."""
         assert pairs.reference is not None
         out = ipo(
@@ -139,64 +117,14 @@ class IPOTrainer(PreferenceTrainer):
         )
         return Objective(out.loss, pairs.table(out.pair_loss, out.chosen_reward, out.rejected_reward))
 
-    def pairs(self, model: nn.Module | None, rows: list[RankedGroup]) -> Pairs:
-        """The pairs of `rows` with log-probs of policy and reference; without gradient where `model` is None."""
-        return scored_pairs(self, model, rows, self.reference)
-
-    def pair_loss(self, model: nn.Module, batch: PairBatch, role: str) -> Tensor:
-        """See `PreferenceTrainer`."""
-        return train_on_pairs(self, model, batch)
-
-    def zero_loss(self, model: nn.Module, role: str) -> Tensor:
-        """See `PreferenceTrainer`."""
-        return no_loss(model, self.dummy_groups())
-
     def weight_of(self, row: RankedGroup) -> float:
         """Pairs of the row."""
         return float(row.num_pairs)
 
-    # Evaluation.
-
-    def examine(self, rows: list[RankedGroup]) -> list[Any]:
-        """See `PreferenceTrainer`."""
-        return examine_pairs(self, rows)
-
-    def summarise(self, found: list[Any], prefix: str) -> dict[str, float]:
-        """See `PreferenceTrainer`."""
-        return summarise_pairs(self, found, prefix)
-
-    def examine_all(self, dataset: Any) -> list[Any]:
-        """See `PreferenceTrainer`; with the reference's log-probs at hand where they are precomputed."""
-        if self.args.precompute_ref_log_probs:
-            self.reference.precompute(dataset)
-        return super().examine_all(dataset)
-
-    # The run.
-
-    def get_train_dataloader(self) -> Any:
-        """See `PreferenceTrainer`; the reference's log-probs come first where they are precomputed."""
-        if self.args.precompute_ref_log_probs:
-            self.reference.precompute(self.train_dataset)
-        return super().get_train_dataloader()
-
-    def begin_run(self) -> None:
-        """See `BaseTrainer`."""
-        super().begin_run()
-        self.watch.reset()
-
-    def run_state(self) -> dict[str, Any]:
-        """See `BaseTrainer`."""
-        return {**super().run_state(), "watch": self.watch.state_dict()}
-
-    def load_run_state(self, state: dict[str, Any]) -> None:
-        """See `BaseTrainer`."""
-        super().load_run_state(state)
-        self.watch.load_state_dict(state["watch"])
-
     def run_facts(self) -> dict[str, Any]:
         """See `BaseTrainer`."""
         settings = {"beta": self.args.beta, "normalize": self.args.normalize}
-        return {**super().run_facts(), **self.reference.run_facts(), **settings}
+        return {**super().run_facts(), **settings}
 
 
 __all__ = ["IPOConfig", "IPOTrainer"]

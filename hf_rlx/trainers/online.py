@@ -190,7 +190,9 @@ class OnlineTrainer(BaseTrainer):
         # A step that any process learns from needs a backward on all of them, and the gradient scaler one always.
         if not batch.groups and (alone or batch.idle) and self.accelerator.scaler is None:
             return torch.zeros((), device=self.args.device)
-        return self.halving.run(model, batch)
+        # Where several processes reduce gradients together, each must run as many backwards as the others.
+        parts = batch.split(self.args.max_tokens_per_update) if alone else [batch]
+        return torch.stack([self.halving.run(model, part) for part in parts]).sum()
 
     def forward_backward(self, model: nn.Module, batch: MiniBatch) -> Tensor:
         """The loss of one micro-batch and its backward; returns the loss, scaled for DDP."""

@@ -7,13 +7,13 @@ How this departs from the paper and from TRL 1.16 (`trl.experimental.orpo`):
 - the likelihood term is of the answer alone, per token and then the mean over pairs, so that beta means the same
   whatever the prompt's length; `nll_on_prompt=True` adds the prompt's tokens, as TRL and the paper's repository do
   (each prompt is then computed once an answer);
-- an answer of probability 1 has infinite odds: log-probs per token are held at -1e-7 there, where others give NaN;
+- an answer of probability 1 has infinite odds: log-probs per token are held at -1e-7, where others give NaN;
 - the loss is the mean over the pairs of the whole optimizer step and all processes; identical answers and ties leave
   it and are counted; ranked lists give all their pairs; cuts as in `DPOTrainer`.
 A column `margin` is not read.
 
-Metrics: see `hf_rlx.trainers.pair_logps`, without kl/chosen; logps/chosen_change is since a row was first seen. Rewards
-are beta times log-probs per token, as TRL has them.
+Metrics: see `hf_rlx.trainers.pair_logps`, without kl/chosen; logps/chosen_change is since a row was first seen.
+Rewards are beta times log-probs per token, as TRL has them.
 
 | metric | unit | what it is |
 |---|---|---|
@@ -52,9 +52,6 @@ class ORPOConfig(PairConfig):
 
     beta: float = described(0.1, "Weight of the odds-ratio term; the paper's lambda.")
     nll_on_prompt: bool = described(False, "Also the prompt's tokens in the likelihood term.")
-    max_completion_length: int | None = described(
-        None, "Not carried: an answer keeps at least half of max_length; set that"
-    )
     generate_during_eval: bool = described(False, "Not carried: trainer.shared.generate(...) samples")
     padding_value: int | None = described(None, "No effect: packed rows have no padding.")
     is_encoder_decoder: bool | None = described(None, "Not carried: models are decoders; leave it out")
@@ -120,7 +117,7 @@ class ORPOTrainer(PreferenceTrainer):
             peft_config=peft_config,
         )
 
-    def objective(self, pairs: Pairs) -> Objective:
+    def pair_objective(self, pairs: Pairs) -> Objective:
         """Likelihood and odds ratio, and what is logged of them."""
         beta = self.args.beta
         chosen, rejected = pairs.means()
@@ -149,6 +146,10 @@ class ORPOTrainer(PreferenceTrainer):
         prompts = scores.mask & (torch.arange(width, device=scores.mask.device)[None] < asked_of)
         found = Pairs.of(rows, scores._replace(mask=scores.mask & ~prompts))
         return Pairs(found.logps, found.mask, found.entropies, found.better, found.worse, prompts=prompts)
+
+    def weight_of(self, row: RankedGroup) -> float:
+        """Pairs of the row."""
+        return float(row.num_pairs)
 
     def run_facts(self) -> dict[str, Any]:
         """See `BaseTrainer`."""

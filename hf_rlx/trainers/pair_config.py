@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_rlx.trainers.config import described, strict
-from hf_rlx.trainers.preference import PreferenceConfig
+from hf_rlx.trainers.preference_config import PreferenceConfig
 
 
 @strict

@@ -5,14 +5,14 @@
 | loss | nats (IPO: squared) | mean over the pairs of the optimizer step |
 | rewards/chosen, rewards/rejected | - | implicit rewards; each trainer says of what |
 | rewards/margins, rewards/accuracies | -, share | their difference; how often it is positive, a tie 1/2 |
-| rewards/accuracies_low, _high; n_pairs, n_ties | share, count | evaluation only: 95 % Wilson interval; its pairs, ties |
+| rewards/accuracies_low, _high; n_pairs, n_ties | share, count | evaluation only: 95 % Wilson interval; counts |
 | logps/chosen, logps/rejected | nats | summed log-probs of the answers, EOS included |
 | logps/chosen_change, logps/rejected_change | nats | since the reference; without one since the row was first seen |
-| kl/chosen | nats a token | k3 to the reference on chosen answers: a distance, as the policy did not sample them |
+| kl/chosen | nats a token | k3 to the reference on chosen answers: a distance, the policy did not sample them |
 | entropy | nats a token | of the policy at the answers' tokens |
 | lengths/chosen, lengths/rejected | tokens | of the answers, EOS included |
-| rows/without_pair, rows/cut, rows/special_tokens_neutralised | count | rows of identical answers or ties only, which \
-leave the loss; rows cut to max_length; special tokens made plain text |
+| rows/without_pair | count | rows of identical answers or ties only, which leave the loss |
+| rows/cut, rows/special_tokens_neutralised | count | rows cut to max_length; special tokens made plain text |
 | num_tokens, step_time, update/tokens_per_second, time/<stage> | count, s, 1/s, share | throughput |
 """
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,12 +37,7 @@ from hf_rlx.trainers.pair_batches import PairBatch
 from hf_rlx.types import Group, TokenScores
 
 if TYPE_CHECKING:
-    from hf_rlx.trainers.dpo import DPOTrainer
-    from hf_rlx.trainers.ipo import IPOTrainer
-    from hf_rlx.trainers.orpo import ORPOTrainer
-    from hf_rlx.trainers.simpo import SimPOTrainer
-
-    PairTrainer = DPOTrainer | IPOTrainer | SimPOTrainer | ORPOTrainer
+    from hf_rlx.trainers.preference import PreferenceTrainer
 
 # Per-token columns of a table, and the column of tokens that each is averaged by.
 _BY_TOKENS = {"kl/chosen": "_chosen_tokens", "entropy": "_tokens"}
@@ -202,12 +197,12 @@ def scored(trainer: BaseTrainer, model: nn.Module | None, groups: list[Group]) -
     return scores
 
 
-def train_on_pairs(trainer: PairTrainer, model: nn.Module, batch: PairBatch) -> Tensor:
+def train_on_pairs(trainer: PreferenceTrainer, model: nn.Module, batch: PairBatch) -> Tensor:
     """The loss of one micro-batch, its pairs' share of the optimizer step's; what there is to log is recorded."""
     pairs = trainer.pairs(model, batch.rows)
-    objective = trainer.objective(pairs)
+    objective = trainer.pair_objective(pairs)
     table = objective.table
-    if pairs.reference is None:
+    if pairs.reference is None and trainer.watch is not None:
         found = _row_means(batch.rows, table)
         indices = [row.row for row in batch.rows]
         step = trainer.state.global_step
@@ -230,26 +225,26 @@ def no_loss(model: nn.Module, groups: list[Group]) -> Tensor:
     return scores.per_token_logps.sum() * 0
 
 
-def examine_pairs(trainer: PairTrainer, rows: list[RankedGroup]) -> list[list[dict[str, float]]]:
+def examine_pairs(trainer: PreferenceTrainer, rows: list[RankedGroup]) -> list[list[dict[str, float]]]:
     """The columns of every row's pairs, without gradient; a row without a pair has none."""
     paired = [row for row in rows if row.num_pairs]
     if not paired:
         return [[] for _ in rows]
     with torch.no_grad():
-        table = trainer.objective(trainer.pairs(None, paired)).table
+        table = trainer.pair_objective(trainer.pairs(None, paired)).table
     columns = {name: values.tolist() for name, values in table.items()}
     every = iter(dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
     return [[next(every) for _ in range(row.num_pairs)] for row in rows]
 
 
-def summarise_pairs(trainer: PairTrainer, found: list[list[dict[str, float]]], prefix: str) -> dict[str, float]:
+def summarise_pairs(trainer: PreferenceTrainer, found: list[list[dict[str, float]]], prefix: str) -> dict[str, float]:
     """The metrics of all rows of a data set, without prefix."""
     entries = [entry for row in found for entry in row]
     counts = {"n_pairs": float(len(entries)), "rows/without_pair": float(sum(not row for row in found))}
     if not entries:
         return counts
     table = {name: torch.tensor([entry[name] for entry in entries], dtype=torch.float64) for name in entries[0]}
-    if "logps/chosen_change" not in table:
+    if "logps/chosen_change" not in table and trainer.watch is not None:
         kept = [(index, row) for index, row in enumerate(found) if row]
         names = ("logps/chosen", "logps/rejected")
         now = torch.tensor([[sum(e[n] for e in row) / len(row) for n in names] for _, row in kept])
@@ -281,10 +276,14 @@ def scores_without_gradient(trainer: BaseTrainer, groups: list[Group], role: str
     def run(most: int | None) -> Tensor:
         parts = []
         # Before training the model has no autocast of its own yet.
-        with torch.no_grad(), trainer.accelerator.autocast(), trainer.shared.as_role(role):
-            with trainer.shared.rollout_mode():
-                for few in split_by_tokens(groups, most):
-                    parts.append(trainer.shared(few, want_entropy=True))
+        with (
+            torch.no_grad(),
+            trainer.accelerator.autocast(),
+            trainer.shared.as_role(role),
+            trainer.shared.rollout_mode(),
+        ):
+            for few in split_by_tokens(groups, most):
+                parts.append(trainer.shared(few, want_entropy=True))
         masks = pad_columns([part.mask.float() for part in parts])
         return torch.stack([*(pad_columns([part[i] for part in parts]) for i in (0, 1)), masks])
 

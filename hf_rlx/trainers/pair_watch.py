@@ -48,8 +48,8 @@ class FirstSeen:
     def share(self) -> None:
         """Tell the other processes which rows of the training data were seen; every process must call it."""
         told, self._news = gathered(self._news), []
-        first = self._first.get("train")
-        for row, entry in told if first is not None else []:
+        for row, entry in told:
+            first = self._first["train"]
             if not first[row, 0] <= entry[0]:
                 first[row] = torch.tensor(entry, dtype=torch.float64)
 
@@ -116,7 +116,7 @@ class PairWatch(TrainerCallback):
             [sum(values) / WINDOW for values in zip(*part, strict=True)] for part in (seen[:WINDOW], seen[WINDOW:])
         )
         limit = max(NATS, SHARE * abs(logp - change))
-        if change > -limit or change >= old_change or margin <= old_margin:
+        if not (change <= -limit and change < old_change and margin > old_margin):  # also where one is NaN
             return None
         self.told.append(prefix)
         where = "in evaluation" if prefix else "in training"

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hf_rlx.data.pairs import EncodedAnswers, fit
 from hf_rlx.data.special_tokens import SpecialTokens
 from hf_rlx.models.reward_role import combined
 from hf_rlx.models.roles import POLICY, REWARD
@@ -46,7 +47,7 @@ def evaluate_on_policy(
         tokenizer: None: that which the role was trained with.
         num_generations: K, answers a prompt. Prompts whose answers are all alike in the verifier's eyes have no pair.
         max_completion_length, temperature, seed: of sampling. max_rows: completions that decode side by side.
-        chat_template_kwargs, special_tokens: of the prompts.
+        chat_template_kwargs, special_tokens: of the prompts; chat_template_kwargs None: as the role was trained.
 
     Returns:
         The report, as of held-out rows.
@@ -68,7 +69,7 @@ def evaluate_on_policy(
             reward.tokenizer,
             params,
             num_generations,
-            chat_template_kwargs=chat_template_kwargs,
+            chat_template_kwargs=reward.chat_template_kwargs if chat_template_kwargs is None else chat_template_kwargs,
             special_tokens=special_tokens,
         ).rollouts
     scored = []
@@ -77,7 +78,11 @@ def evaluate_on_policy(
         if not judged:
             continue
         group = rollout.group().select(judged)
-        found = combined(model, [group], role)
+        answers = [ids.tolist() for ids in group.response_ids]
+        read = fit(
+            EncodedAnswers(group.prompt_ids.tolist(), answers), reward.max_length, reward.tokenizer.bos_token_id
+        )
+        found = combined(model, read.groups(), role)
         ranks = [-float(rollout.total[i]) for i in judged]
         lengths = [ids.numel() for ids in group.response_ids]
         scored.append(ScoredRow(found.score.tolist(), lengths, ranks, None, tuple(found.spread.tolist())))

@@ -146,8 +146,8 @@ class PPOConfig(OnlineConfig):
     )
     critic_init_from_reward: bool = described(
         False,
-        "The critic is an adapter of its own, copied with its head from the role `reward`: its values are raw scores, "
-        "so leave the reward function's normaliser off with it.",
+        "The critic is an adapter of its own, copied with its head from the role `reward`: its values are scores "
+        "without a normaliser, so leave the reward function's off with it.",
     )
     detach_critic: bool = described(
         True,

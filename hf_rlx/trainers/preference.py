@@ -4,8 +4,9 @@
     update    one packed forward and backward per micro-step and role; the loss is a sum divided by that count
     evaluate  every held-out row once, all processes together
 
-Subclasses say what the loss is (`pair_loss`), what is looked at in evaluation (`examine`) and how it is summed up
-(`summarise`). Rows without a pair (identical answers, ties only) leave the loss and its denominator, and are counted.
+DPO and its relatives say what the loss of pairs is (`pair_objective`); others what that of a micro-batch is
+(`pair_loss`), what is looked at in evaluation (`examine`) and how it is summed up (`summarise`).
+Rows without a pair (identical answers, ties only) leave the loss and its denominator, and are counted.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,63 +25,29 @@ from transformers import TrainerCallback
 
 from hf_rlx.data.pairs import RankedGroup, check_preferences, encode_preference
 from hf_rlx.models.loading import load_tokenizer
+from hf_rlx.models.shared import SharedModel
 from hf_rlx.trainers.base import BaseTrainer
-from hf_rlx.trainers.config import BaseConfig, described, strict
+from hf_rlx.trainers.config import BaseConfig
 from hf_rlx.trainers.health import loss_fault
 from hf_rlx.trainers.memory import Halving
 from hf_rlx.trainers.metrics import gathered
 from hf_rlx.trainers.pair_batches import PairBatch, pair_loader
+from hf_rlx.trainers.pair_logps import (
+    Objective,
+    Pairs,
+    examine_pairs,
+    no_loss,
+    scored_pairs,
+    summarise_pairs,
+    train_on_pairs,
+)
+from hf_rlx.trainers.pair_watch import PairWatch
+from hf_rlx.trainers.preference_config import PreferenceConfig
 from hf_rlx.trainers.processes import raise_together, together
+from hf_rlx.trainers.references import ReferenceLogps, prepare_reference, sync_reference
 from hf_rlx.types import Group
 
 logger = logging.getLogger(__name__)
-
-
-@strict
-@dataclass
-class PreferenceConfig(BaseConfig):
-    """Configuration of `PreferenceTrainer`; see the help text of each field.
-
-    `per_device_train_batch_size` counts rows: pairs, or lists with all their answers.
-    """
-
-    max_length: int | None = described(
-        1024, "Tokens of prompt and answer together; longer ones are cut, EOS kept. None: the model's context."
-    )
-    shuffle_dataset: bool = described(True, "Draw rows in a random order, every epoch its own.")
-    max_tokens_per_update: int | None = described(
-        None,
-        "Tokens of one forward and backward: a micro-batch of more is done in parts, one after the other, which give "
-        "the same gradient in less memory. None: 512 on a CPU, where more at a time is no faster; on GPUs no limit.",
-    )
-    chat_template_kwargs: dict[str, Any] | None = described(None, "Arguments of the chat template.")
-    chat_template_path: str | None = described(
-        None, "Chat template: a .jinja file, or a folder or Hub id whose tokenizer has one."
-    )
-    eos_token: str | None = described(None, "Token that ends an answer; None: the tokenizer's.")
-    pad_token: str | None = described(None, "The tokenizer's padding token; scores do not depend on it.")
-    dataset_num_proc: int | None = described(None, "No effect: rows are tokenized as they are used.")
-    pad_to_multiple_of: int | str | None = described("auto", "No effect: packed rows have no padding.")
-    activation_offloading: bool = described(False, "Not carried: set gradient_checkpointing=True to save memory.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, spec in type(self).__dataclass_fields__.items():
-            told = str(spec.metadata.get("help", ""))
-            if told.startswith("Not carried") and getattr(self, name) != spec.default:
-                raise ValueError(f"{name}={getattr(self, name)!r} is not carried by hf_rlx: {told.partition(': ')[2]}")
-        if self.max_length is not None and (isinstance(self.max_length, bool) or self.max_length < 2):
-            raise ValueError(
-                f"max_length must be at least 2 (a prompt and an answer) or None, got {self.max_length!r}"
-            )
-        if self.max_tokens_per_update is None and self.device.type == "cpu":
-            self.max_tokens_per_update = 512
-        if self.max_tokens_per_update is not None and self.max_tokens_per_update < 1:
-            raise ValueError(f"max_tokens_per_update must be at least 1 or None, got {self.max_tokens_per_update!r}")
-        if self.auto_find_batch_size:
-            raise ValueError("auto_find_batch_size is not needed: micro-batches that do not fit are done in halves")
-        if self.fsdp:
-            raise ValueError("fsdp is not carried by trainers on preference data; several processes run under DDP")
 
 
 class PreferenceTrainer(BaseTrainer):
@@ -98,6 +64,9 @@ class PreferenceTrainer(BaseTrainer):
 
     args: PreferenceConfig
     train_dataset: Any
+    # Set by trainers on pairs before this constructor.
+    reference: ReferenceLogps | None = None
+    watch: PairWatch | None = None
 
     def __init__(
         self,
@@ -133,24 +102,41 @@ class PreferenceTrainer(BaseTrainer):
         self._step_started: float | None = None
         self._logged_step = 0
         self._last_group: Group | None = None
+        if self.watch is not None:
+            self.add_callback(self.watch)
+        if self.reference is not None:
+            sync_reference(self)
+
+    def prepare_roles(self, shared: SharedModel, args: BaseConfig) -> None:
+        """The reference of trainers that have one."""
+        if self.reference is not None:
+            prepare_reference(shared, self.reference.ref_model, args)
 
     # What subclasses say.
 
+    def pair_objective(self, pairs: Pairs) -> Objective:
+        """The loss of n pairs, and what is logged of it."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
+
+    def pairs(self, model: nn.Module | None, rows: list[RankedGroup]) -> Pairs:
+        """The pairs of `rows` with the log-probs that the loss reads; `model` None: without gradient."""
+        return scored_pairs(self, model, rows, self.reference)
+
     def pair_loss(self, model: nn.Module, batch: PairBatch, role: str) -> Tensor:
         """The loss of one micro-batch in `role`: a scalar, already divided by the optimizer step's normalizer."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
+        return train_on_pairs(self, model, batch)
 
     def zero_loss(self, model: nn.Module, role: str) -> Tensor:
         """A loss of 0 whose backward reaches the parameters of `role`: several processes must run one together."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
+        return no_loss(model, self.dummy_groups())
 
     def examine(self, rows: list[RankedGroup]) -> list[Any]:
         """What evaluation keeps of each row, as plain values; without gradient."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what it evaluates")
+        return examine_pairs(self, rows)
 
     def summarise(self, found: list[Any], prefix: str) -> dict[str, float]:
         """Metrics, without prefix, of what `examine` kept of all rows of a dataset, in their order."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what it evaluates")
+        return summarise_pairs(self, found, prefix)
 
     def check_dataset(self, dataset: Any, name: str) -> None:
         """Refuse a dataset (None: nothing) without the columns and rows that are needed; `name` is for messages."""
@@ -312,6 +298,8 @@ class PreferenceTrainer(BaseTrainer):
         if self.train_dataset is None:
             raise ValueError("train() needs a train_dataset with preference data")
         self.halving.end_step()
+        if self.reference is not None:
+            self.reference.precompute(self.train_dataset)
         self._step_started = None
         return pair_loader(self.train_dataset, self.args, self.encode)
 
@@ -349,6 +337,8 @@ class PreferenceTrainer(BaseTrainer):
 
     def examine_all(self, dataset: Any) -> list[Any]:
         """`examine` over a dataset, shared among the processes; every one gets all of it, in the rows' order."""
+        if self.reference is not None:
+            self.reference.precompute(dataset)
         found: list[tuple[int, Any]] = []
         mine = range(self.args.process_index, len(dataset), self.args.world_size)
         batch = self.args.per_device_eval_batch_size
@@ -364,6 +354,8 @@ class PreferenceTrainer(BaseTrainer):
         """See `BaseTrainer`."""
         super().begin_run()
         self._num_tokens = 0
+        if self.watch is not None:
+            self.watch.reset()
 
     def run_state(self) -> dict[str, Any]:
         """See `BaseTrainer`."""
@@ -373,6 +365,7 @@ class PreferenceTrainer(BaseTrainer):
             "num_tokens": self._num_tokens,
             "halved": self.halving.on,
             "last_group": last and [last.prompt_ids, list(last.response_ids)],
+            "watch": self.watch and self.watch.state_dict(),
         }
 
     def load_run_state(self, state: dict[str, Any]) -> None:
@@ -382,11 +375,14 @@ class PreferenceTrainer(BaseTrainer):
         if state["last_group"] is not None:
             prompt, responses = state["last_group"]
             self._last_group = Group(prompt, tuple(responses))
+        if self.watch is not None:
+            self.watch.load_state_dict(state["watch"])
 
     def run_facts(self) -> dict[str, Any]:
         """See `BaseTrainer`."""
         names = ("shuffle_dataset", "max_length", "chat_template_kwargs", "dataloader_drop_last")
-        return {**super().run_facts(), **{name: getattr(self.args, name) for name in names}}
+        facts = {**super().run_facts(), **{name: getattr(self.args, name) for name in names}}
+        return facts if self.reference is None else {**facts, **self.reference.run_facts()}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add throughput."""
@@ -403,3 +399,6 @@ def _tokens(rows: list[RankedGroup]) -> int:
     """Tokens of every answer with its prompt in front, as TRL counts them."""
     groups = [group for row in rows for group in row.groups]
     return sum(g.num_responses * g.prompt_ids.numel() + sum(ids.numel() for ids in g.response_ids) for g in groups)
+
+
+__all__ = ["PreferenceConfig", "PreferenceTrainer"]

@@ -41,6 +41,7 @@ RANGES: dict[str, Range] = {
     "per_device_train_batch_size": _COUNT,
     "gradient_accumulation_steps": _COUNT,
     "max_tokens_per_forward": _COUNT,
+    "max_tokens_per_update": _COUNT,
     "max_skipped_steps": Range(0, integer=True),
     "num_generations": _COUNT,
     "num_generations_eval": _COUNT,

@@ -15,6 +15,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 _FORMAT = "hf_rlx reference log-probs 1"
 _SIZE = 16  # bytes of a digest
+_UNREAD = re.compile("^_|^use_cache$|_token_id$")  # settings that no log-prob follows from, and trainers set
 
 
 def digest(group: Group) -> bytes:
@@ -69,7 +71,7 @@ def reference_facts(shared: SharedModel) -> dict[str, Any]:
     """What the reference's log-probs of given tokens follow from: weights, configuration, kind of reference."""
     kind = reference.kind(shared)
     config = shared.frozen_copies.get(REFERENCE, shared.causal_lm).config
-    facts: dict[str, Any] = {"config": {k: v for k, v in config.to_dict().items() if not k.startswith("_")}}
+    facts: dict[str, Any] = {"config": {k: v for k, v in config.to_dict().items() if not _UNREAD.search(k)}}
     if kind == "model_copy":
         return facts | {"weights": weights_digest(base_tensors(shared.frozen_copies[REFERENCE]))}
     adapters = list(shared.model.peft_config) if isinstance(shared.model, PeftModel) else []

@@ -29,22 +29,23 @@ from hf_rlx.trainers import reference_cache
 from hf_rlx.trainers.metrics import gathered
 from hf_rlx.trainers.pair_config import ReferencedConfig
 from hf_rlx.trainers.processes import agreed, together
+from hf_rlx.trainers.reference_sync import SyncReference
 from hf_rlx.types import Group
 
 if TYPE_CHECKING:
-    from hf_rlx.trainers.dpo import DPOTrainer
-    from hf_rlx.trainers.ipo import IPOTrainer
+    from hf_rlx.trainers.preference import PreferenceTrainer
 
 logger = logging.getLogger(__name__)
 
 
-def prepare_reference(shared: SharedModel, ref_model: Any, args: ReferencedConfig) -> None:
+def prepare_reference(shared: SharedModel, ref_model: Any, args: Any) -> None:
     """Make the role `reference`; see the table at the head of this file.
 
     Raises:
         ValueError: `ref_model` is the policy itself, has an adapter, is of another family or vocabulary, or would be
             moved by `sync_ref_model`. TypeError: it is no model.
     """
+    assert isinstance(args, ReferencedConfig)
     if ref_model is None:
         logger.info("reference: %s", shared.prepare_reference())
         return
@@ -67,6 +68,13 @@ def prepare_reference(shared: SharedModel, ref_model: Any, args: ReferencedConfi
     if shared.quantization_method is None and getattr(ref_model, "quantization_method", None) is None:
         ref_model.to(shared.device)
     logger.info("reference: ref_model, a second model in memory")
+
+
+def sync_reference(trainer: PreferenceTrainer) -> None:
+    """Move the reference of a trainer every few steps, where its configuration says so."""
+    args: Any = trainer.args
+    if args.sync_ref_model:
+        trainer.add_callback(SyncReference(trainer.shared, args.ref_model_mixup_alpha, args.ref_model_sync_steps))
 
 
 def _check(shared: SharedModel, ref_model: Any, args: ReferencedConfig) -> None:
@@ -97,11 +105,17 @@ class ReferenceLogps:
         ref_model: the trainer's argument.
     """
 
-    def __init__(self, trainer: DPOTrainer | IPOTrainer, ref_model: Any = None) -> None:
+    def __init__(self, trainer: PreferenceTrainer, ref_model: Any = None) -> None:
         self.trainer, self.ref_model = trainer, ref_model
         self._known: dict[bytes, Tensor] = {}
         self._facts: dict[str, Any] | None = None
         self._done: list[Any] = []  # data sets, kept so that their identity stays theirs
+
+    @property
+    def _args(self) -> ReferencedConfig:
+        args = self.trainer.args
+        assert isinstance(args, ReferencedConfig)
+        return args
 
     def __call__(self, groups: list[Group]) -> Tensor:
         """(B, R) nats, rows in group order, 0 behind each answer's end."""
@@ -117,11 +131,11 @@ class ReferenceLogps:
         return rows.to(self.trainer.args.device)
 
     def precompute(self, dataset: Any) -> None:
-        """Have the log-probs of all rows of a data set at hand: from the disk, or computed by all processes together
-        and written there. Every process must call it."""
-        if dataset is None or any(dataset is done for done in self._done):
+        """With `precompute_ref_log_probs`: have the log-probs of all rows of a data set at hand, from the disk, or
+        computed by all processes together and written there. Every process must call it."""
+        trainer, args = self.trainer, self._args
+        if not args.precompute_ref_log_probs or dataset is None or any(dataset is done for done in self._done):
             return
-        trainer, args = self.trainer, self.trainer.args
         with together():
             groups = list(self._groups_of(dataset))
         names = [reference_cache.digest(group) for group in groups]
@@ -143,7 +157,7 @@ class ReferenceLogps:
 
     def run_facts(self) -> dict[str, Any]:
         """What of the reference must be the same on resume."""
-        args, shared = self.trainer.args, self.trainer.shared
+        args, shared = self._args, self.trainer.shared
         names = ("precompute_ref_log_probs", "sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps")
         told = reference.kind(shared)
         if self.ref_model is not None and told == "model_copy":
@@ -168,7 +182,7 @@ class ReferenceLogps:
 
     def _computed(self, groups: dict[bytes, Group]) -> dict[bytes, Tensor]:
         """All of them, each process a share."""
-        args = self.trainer.args
+        args = self._args
         mine = list(groups.items())[args.process_index :: args.world_size]
         size = args.precompute_ref_batch_size or args.per_device_train_batch_size
         local: list[tuple[bytes, Tensor]] = []
@@ -187,4 +201,4 @@ class ReferenceLogps:
             return self.trainer.reference_logps(groups, REFERENCE, 1.0)
 
 
-__all__ = ["ReferenceLogps", "prepare_reference"]
+__all__ = ["ReferenceLogps", "prepare_reference", "sync_reference"]

@@ -162,6 +162,12 @@ class RewardTrainer(PreferenceTrainer):
         """The members of the ensemble, and how their scores are read."""
         assert isinstance(args, RewardConfig)
         members = [REWARD, *(f"{REWARD}_{i}" for i in range(1, args.ensemble_size))]
+        there = shared.roles[REWARD].facts.get("members", []) if REWARD in shared.roles else []
+        if len(there) > len(members):
+            raise ValueError(
+                f"the model has an ensemble of {len(there)} reward adapters, all of which its score is of; set "
+                f"ensemble_size={len(there)}"
+            )
         add_reward_roles(shared, members, self._peft_config)
         if args.disable_dropout:
             disable_dropout(shared)
@@ -253,11 +259,22 @@ class RewardTrainer(PreferenceTrainer):
             store.add("std_reward", scores.std(correction=0), scores.numel())
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """See `BaseTrainer`; then `calibrate`, where `normalizer` or `fit_temperature` ask for it."""
+        """See `BaseTrainer`; then `calibrate`, where `normalizer` or `fit_temperature` ask for it.
+
+        Raises:
+            ValueError: `fit_temperature` without an eval_dataset; see `BaseTrainer` for others.
+        """
+        self._check_held_out(self.eval_dataset)
         result = super().train(*args, **kwargs)
         if self.args.normalizer != "none" or self.args.fit_temperature:
             self.calibrate()
         return result
+
+    def begin_run(self) -> None:
+        """See `BaseTrainer`; what was fitted to the scores before is not of those to come."""
+        super().begin_run()
+        for name in ("temperature", "moments"):
+            self.shared.roles[self.reward_role].facts.pop(name, None)
 
     # Evaluation.
 
@@ -309,8 +326,7 @@ class RewardTrainer(PreferenceTrainer):
         held_out: Any = self.eval_dataset if dataset is None else dataset
         if isinstance(held_out, dict):
             held_out = next(iter(held_out.values()))
-        if held_out is None and self.args.fit_temperature:
-            raise ValueError("fit_temperature=True needs held-out pairs: pass eval_dataset")
+        self._check_held_out(held_out)
         if held_out is None:
             held_out = [self.train_dataset[i] for i in range(min(len(self.train_dataset), _CALIBRATION_ROWS))]
         rows = [ScoredRow(*row) for row in self.examine_all(held_out)]
@@ -324,6 +340,10 @@ class RewardTrainer(PreferenceTrainer):
             moments.update([score / facts.get("temperature", 1.0) for row in rows for score in row.scores])
             facts["moments"] = moments.state_dict()
         return facts
+
+    def _check_held_out(self, dataset: Any) -> None:
+        if dataset is None and self.args.fit_temperature:
+            raise ValueError("fit_temperature=True needs held-out pairs: pass eval_dataset")
 
     # The run.
 

@@ -97,7 +97,8 @@ def add_reward_roles(shared: SharedModel, names: list[str], peft_config: PeftCon
     initialised from what the policy was fine-tuned to (InstructGPT, 2203.02155 section 3.5).
 
     Raises:
-        ValueError: a classifier or a model whose weights all train cannot have further adapters; names the fix.
+        ValueError: a classifier or a model whose weights all train cannot have further adapters; only one of policy
+            and reward would train single tokens' embeddings, which PEFT cannot save. Names the fix.
     """
     for name in names:
         if name in shared.roles:
@@ -116,6 +117,11 @@ def add_reward_roles(shared: SharedModel, names: list[str], peft_config: PeftCon
                 "SharedModel.from_pretrained(..., peft_config=LoraConfig(...)), or train a stand-alone classifier"
             )
         config: Any = _without_head(peft_config)
+        if config is not None and bool(_tokens_of(config)) != bool(_tokens_of(shared.model.peft_config[policy])):
+            raise ValueError(
+                "trainable_token_indices must be set in the adapters of policy and reward, or in neither: PEFT cannot "
+                "save them otherwise"
+            )
         state = None
         if config is None:
             config = copy.deepcopy(shared.model.peft_config[policy])
@@ -124,6 +130,10 @@ def add_reward_roles(shared: SharedModel, names: list[str], peft_config: PeftCon
             state = get_peft_model_state_dict(shared.model, adapter_name=policy, save_embedding_layers=False)
             state = {key: value.clone() for key, value in state.items()}
         shared.add_role(name, config, state=state)
+
+
+def _tokens_of(config: Any) -> Any:
+    return getattr(config, "trainable_token_indices", None)
 
 
 def _wants_classifier(config: Any) -> bool:

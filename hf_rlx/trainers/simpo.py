@@ -2,16 +2,16 @@
 
     loss = -log sigmoid(beta (log p(chosen) / |chosen| - log p(rejected) / |rejected|) - gamma)
 
-gamma, the margin that rewards should have, is given as `gamma_beta_ratio` = gamma / beta, as in the paper's repository:
-beta 2.0 and ratio 0.5 make gamma 1.0. A gamma that is copied into a ratio, or the other way round, still trains: with
-beta 0.1 and gamma 0.5, TRL's CPO defaults, the ratio is 5, a margin of 5 nats a token.
+gamma, the margin that rewards should have, is given as `gamma_beta_ratio` = gamma / beta, as in the paper's
+repository: beta 2.0 and ratio 0.5 make gamma 1.0. A gamma that is copied into a ratio, or the other way round, still
+trains: with beta 0.1 and gamma 0.5, TRL's CPO defaults, the ratio is 5, a margin of 5 nats a token.
 
 How this departs from the paper and from TRL 1.16 (`CPOTrainer` with loss_type="simpo"):
 - the pair is one packed group, and there is no likelihood term (TRL's cpo_alpha, which is 1.0 by default there);
 - the loss is the mean over the pairs of the whole optimizer step and all processes; identical answers and ties leave
   it and are counted; ranked lists give all their pairs; cuts as in `DPOTrainer`.
-A column `margin` is not read. Nothing holds the policy near where it started: watch logps/chosen_change, which is since
-a row was first seen, and lower the learning rate where it falls (the paper's is 3e-7 to 1e-6 on all weights).
+A column `margin` is not read. Nothing holds the policy near where it started: watch logps/chosen_change, which is
+since a row was first seen, and lower the learning rate where it falls (the paper's is 3e-7 to 1e-6 on all weights).
 
 Metrics: see `hf_rlx.trainers.pair_logps`, without kl/chosen. Rewards are beta times log-probs per token.
 """
@@ -23,6 +23,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from hf_rlx.data.pairs import RankedGroup
 from hf_rlx.functional import simpo
 from hf_rlx.trainers.checks import check_arguments
 from hf_rlx.trainers.config import described, strict
@@ -57,8 +58,8 @@ class SimPOConfig(PairConfig):
             check_number("simpo_gamma", self.simpo_gamma, at_least=0)
 
     @property
-    def gamma(self) -> float:
-        """The margin, in rewards."""
+    def target_margin(self) -> float:
+        """gamma, in rewards."""
         return self.gamma_beta_ratio * self.beta if self.simpo_gamma is None else self.simpo_gamma
 
 
@@ -117,15 +118,19 @@ class SimPOTrainer(PreferenceTrainer):
             peft_config=peft_config,
         )
 
-    def objective(self, pairs: Pairs) -> Objective:
+    def pair_objective(self, pairs: Pairs) -> Objective:
         """The logistic loss of the margin beyond gamma, and what is logged of it."""
         args = self.args
-        out = simpo(*pairs.means(), args.beta, args.gamma, args.label_smoothing)
+        out = simpo(*pairs.means(), args.beta, args.target_margin, args.label_smoothing)
         return Objective(out.loss, pairs.table(out.pair_loss, out.chosen_reward, out.rejected_reward))
+
+    def weight_of(self, row: RankedGroup) -> float:
+        """Pairs of the row."""
+        return float(row.num_pairs)
 
     def run_facts(self) -> dict[str, Any]:
         """See `BaseTrainer`."""
-        names = ("beta", "gamma", "label_smoothing")
+        names = ("beta", "target_margin", "label_smoothing")
         return {**super().run_facts(), **{name: getattr(self.args, name) for name in names}}
 
 

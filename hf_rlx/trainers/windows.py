@@ -80,7 +80,7 @@ class MiniBatch:
         normalizer: denominator of the loss over the whole optimizer step and all processes.
         rows: completions that this share was dealt, dropped ones included.
         idle: no process has a signal in this optimizer step.
-        parts: into how many a micro-step was cut for want of memory; 1: not at all.
+        parts: into how many a micro-step was cut, as more tokens at a time do not fit or do not pay; 1: not at all.
         places: (group, completion) of each row in its window, for filling in what is known of them.
         old_values: (B, R) reward, the critic's at the weights that sampled; None without a critic.
         returns: (B, R) reward, the critic's targets.
@@ -126,10 +126,29 @@ class MiniBatch:
             at, all_rows = rows[0] // 2, list(range(rows[0]))
             groups = [[self.groups[0].select(all_rows[:at])], [self.groups[0].select(all_rows[at:])]]
         spans = [slice(0, at), slice(at, None)]
-        return [self._cut(g, span) for g, span in zip(groups, spans, strict=True)]
+        return [self._cut(g, span, 2) for g, span in zip(groups, spans, strict=True)]
 
-    def _cut(self, groups: list[Group], span: slice) -> MiniBatch:
-        """The rows of `span`, with columns up to the longest of them."""
+    def split(self, max_tokens: int | None) -> list[MiniBatch]:
+        """Micro-batches of whole groups of at most so many packed tokens that add up to this one; None: itself."""
+        if max_tokens is None or len(self.groups) < 2:
+            return [self]
+        ends: list[int] = []  # of each part, as group numbers
+        used = 0
+        for number, group in enumerate(self.groups):
+            if number and used + group.num_tokens > max_tokens:
+                ends.append(number)
+                used = 0
+            used += group.num_tokens
+        if not ends:
+            return [self]
+        rows = [0]
+        for group in self.groups:
+            rows.append(rows[-1] + group.num_responses)
+        borders = list(zip([0, *ends], [*ends, len(self.groups)], strict=True))
+        return [self._cut(self.groups[a:b], slice(rows[a], rows[b]), len(borders)) for a, b in borders]
+
+    def _cut(self, groups: list[Group], span: slice, parts: int) -> MiniBatch:
+        """The rows of `span`, one of so many parts, with columns up to the longest of them."""
         longest = max(int(self.mask[span].sum(dim=1).max()), 1)
 
         def cut(value: Tensor | None) -> Tensor | None:
@@ -139,7 +158,7 @@ class MiniBatch:
         tensors += ["old_values", "returns"]
         changed: dict[str, Any] = {name: cut(getattr(self, name)) for name in tensors}
         rows = sum(g.num_responses for g in groups)
-        return replace(self, groups=groups, rows=rows, parts=2 * self.parts, places=self.places[span], **changed)
+        return replace(self, groups=groups, rows=rows, parts=parts * self.parts, places=self.places[span], **changed)
 
 
 def deal(rollouts: Sequence[Rollout], steps: int, micro_steps: int) -> list[list[list[tuple[int, list[int]]]]]:

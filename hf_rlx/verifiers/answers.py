@@ -40,7 +40,7 @@ _BOUND = re.compile(
     re.IGNORECASE,
 )
 _ORDINAL = re.compile(r"(?:st|nd|rd|th)\b")
-_OFFERS = re.compile(r"^[\s,;]*$|\b(?:and|or)\b", re.IGNORECASE)
+_OFFERS = re.compile(r"^[\s,;]*$|\b(?:and|or|maybe|perhaps|possibly|alternatively|vs)\b", re.IGNORECASE)
 _DENIED = re.compile(r"\bnot\b|n't\b|\bneither\b", re.IGNORECASE)
 _VALUE = re.compile(r"[^.!?;\n]{0,80}?(?:\d|\$|\\)|\(?[A-J]\)?(?![A-Za-z'])")
 _SHORT = 40
@@ -58,6 +58,7 @@ _NO_REST = re.compile(
     r"|^[A-J]$|\b[A-J][.:](?:\s|$)|\b(?:not|wrong|incorrect)\b|n't\b"
 )
 _LETTER = re.compile(r"\(?[A-J]\)?")
+_ANOTHER = re.compile(r"\s*[$*(]*([A-J]|-?\d[\d.,/]*)[$*)]*\s*(?:[.?!;](?:\s|$)|$)")
 _NEXT_OPTION = re.compile(r"(?<![A-Za-z])[A-J][.)]\s+\S")
 _DRESS = "*_`\"'.,;:!?"
 
@@ -176,12 +177,15 @@ def candidates(text: str, place: Place) -> list[str]:
             text = inside
             return candidates(text, "boxed") or [text, *candidates(text, "last")]
         if (inside := json_answer(text)) is not None:
-            return [inside]
+            return [joint_boxes(inside) or inside]
+        short = text.strip().strip(_DRESS).strip()  # an option, a word, a formula, and nothing else
+        short = short if len(short) <= _SHORT and "\n" not in short else ""
         for each in ("boxed", "hash", "answer_line", "last"):
+            if each == "last" and option(short):
+                break
             if found := candidates(text, each):
                 return found
-        short = text.strip().strip(_DRESS).strip()  # an option, a word, a formula, and nothing else
-        return [short] if 0 < len(short) <= _SHORT and "\n" not in short else []
+        return [short] if short else []
     if place == "tag":
         inside = last_tag(text)
         return [] if inside is None else [joint_boxes(inside) or inside]
@@ -228,11 +232,9 @@ def _stated(tail: str) -> Iterator[str]:
         return
     end = _SENTENCE_END.search(tail)
     sentence = tail[: end.start() if end else None].strip().strip("*_`").strip()
-    if end and _LETTER.fullmatch(sentence):
-        other = _NEXT_OPTION.search(tail, end.end())
-        if other and not _DENIED.search(tail[: other.start()]):  # `A. Paris B. London` lists the options
-            yield tail
-            return
+    if end and _goes_on(sentence, tail, end.end()):
+        yield tail
+        return
     yield sentence
     if maths or _DENIED.search(sentence):
         return
@@ -241,6 +243,14 @@ def _stated(tail: str) -> Iterator[str]:
     if reason and not _OFFERS.search(reason[0]):
         yield head
         yield from _only_number(head)
+
+
+def _goes_on(first: str, tail: str, at: int) -> bool:
+    """Whether another answer stands behind the first: `42? 43?`, `C. D.`, `A. Paris B. London`."""
+    if (following := _ANOTHER.match(tail, at)) is not None:
+        return following[1] not in first
+    other = _NEXT_OPTION.search(tail, at) if _LETTER.fullmatch(first) else None
+    return other is not None and not _DENIED.search(tail[: other.start()])
 
 
 def _content(match: re.Match[str]) -> str:

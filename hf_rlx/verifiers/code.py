@@ -142,7 +142,7 @@ class CodeVerifier(JudgedRows):
         try:
             tests = cell if isinstance(cell, CodeTests) else parse_tests(cell)
         except (ValueError, TypeError) as error:
-            return Verdict("failed", f"tests: {error}"[:200])
+            return _row_fault(str(error))
         code = extract_code(text)
         if code is None:
             return Verdict("wrong", "no single block of Python code")
@@ -150,7 +150,7 @@ class CodeVerifier(JudgedRows):
             return Verdict("wrong", "no code")
         program = complete_program(code, tests)
         verdict = self._attempt(program, tests)
-        if verdict.outcome == "failed":
+        if verdict.outcome == "failed" and not verdict.excused:
             _log.warning("%s: %s; one more try", self.__name__, verdict.reason)
             verdict = self._attempt(program, tests)
         return verdict
@@ -195,7 +195,7 @@ class CodeVerifier(JudgedRows):
         except BoxFailureError as error:
             return Verdict("failed", str(error))
         except ValueError as error:  # arguments that cannot be sent: the row's own
-            return Verdict("failed", f"tests: {error}")
+            return _row_fault(str(error))
         return Verdict("right", "all tests passed")
 
     def _wrong_call(self, program: str, tests: Sequence[CallTest], seconds: float) -> str:
@@ -247,12 +247,17 @@ def _forwarded(candidate: Job, message: dict[str, Any], allowed: Sequence[str]) 
     return True, decode(value)
 
 
+def _row_fault(what: str) -> Verdict:
+    """No verdict, because of the tests: the dataset's fault, which must not stop a run."""
+    return Verdict("failed", f"tests: {what}"[:200], excused=True)
+
+
 def _verdict_of(answer: Any, calls: int) -> Verdict:
     """What the box of the tests said at its end, after so many calls of the candidate."""
     if answer == "passed":
-        return Verdict("right", "all tests passed") if calls else Verdict("failed", "tests: they call no candidate")
+        return Verdict("right", "all tests passed") if calls else _row_fault("they call no candidate")
     if answer == "failed":
         return Verdict("wrong", "an assertion failed")
     if isinstance(answer, str) and answer.startswith("broken:"):
-        return Verdict("failed", f"tests: {answer.removeprefix('broken:')}"[:200])
+        return _row_fault(answer.removeprefix("broken:"))
     return Verdict("wrong", f"tests {answer}"[:200])

@@ -183,8 +183,11 @@ def _same_statement(gold: Node, answer: Node, again: Callable[[Node, Node], bool
     if not _is_statement(gold):
         return all(again(gold, value) for value in _stated(answer)[1])  # so 1 = 2 and a = 3 = 5 never pass
     name, values = _stated(gold)
+    numbers = [value for value in values if exact(value) is not None]
+    if not all(again(numbers[0], value) for value in numbers):
+        return False  # a = 3 = 5 is no answer to compare with
     if not _is_statement(answer):
-        return (name is not None or all(exact(v) is not None for v in values)) and again(values[-1], answer)
+        return (name is not None or len(numbers) == len(values)) and again(values[-1], answer)
     other, claimed = _stated(answer)
     if name is not None and name == other:
         return all(again(values[-1], value) for value in claimed)

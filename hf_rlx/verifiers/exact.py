@@ -114,6 +114,6 @@ def _check_power(base: Fraction | None, exponent: Fraction) -> None:
         return
     if base == 0 and exponent < 0:
         raise TooLarge("a division by zero")
-    size = math.log2(max(abs(base.numerator), base.denominator))
-    if size * abs(exponent) > _BITS:
+    size = math.log2(max(abs(base.numerator), base.denominator))  # 0, or 1 and more
+    if size and (abs(exponent) > _BITS or size * abs(exponent) > _BITS):
         raise TooLarge(f"a number of more than {MAX_DIGITS} digits")

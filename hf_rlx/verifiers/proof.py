@@ -109,7 +109,8 @@ class _ProofVerifier(JudgedRows):
         names = columns.get("theorem") or ["answer"] * n
         headers = columns.get("header") or [""] * n
         texts = [completion_text(completion) for completion in completions]
-        return [self.judge(*row) for row in zip(texts, statements, names, headers, strict=True)]
+        rows = zip(texts, statements, names, headers, strict=True)
+        return [self.judge(text, statement, name or "answer", header) for text, statement, name, header in rows]
 
     def judge(self, text: str, statement: str, theorem: str = "answer", header: str | None = "") -> Verdict:
         """The verdict on one completion.
@@ -123,9 +124,9 @@ class _ProofVerifier(JudgedRows):
         if proof is None or not proof.strip():
             return Verdict("wrong", "no single block of code")
         if not _NAME.fullmatch(theorem):
-            return Verdict("failed", f"{theorem!r} is no name of a theorem")
+            return Verdict("failed", f"{theorem!r} is no name of a theorem", excused=True)
         verdict = self._attempt(proof, statement, theorem, header or "")
-        if verdict.outcome == "failed" and verdict.reason != LATE:
+        if verdict.outcome == "failed" and not verdict.excused:
             verdict = self._attempt(proof, statement, theorem, header or "")
         return verdict
 
@@ -214,21 +215,23 @@ class CoqVerifier(_ProofVerifier):
         ours += f"Definition checked : goal := HfRlx.candidate.{theorem}.\n"
         checked = place.compile("check", f"{ours}Print Assumptions checked.\n", self.time_limit)
         if checked.code != 0:
-            if problem := self._statement_problem(place, statement, header):
-                return Verdict("failed", f"statement: {problem}")
+            if problem := self._statement_problem(statement, header):
+                return Verdict("failed", f"statement: {problem}", excused=True)
             return Verdict("wrong", f"not a proof of the statement: {_complaint(checked)}")
         printed = checked.out.decode(errors="replace").strip()
         if printed != "Closed under the global context" and (reason := self._refused(place, printed, ours)):
             return Verdict("wrong", reason)
         return self._rechecked(place)
 
-    def _statement_problem(self, place: Any, statement: str, header: str) -> str:
-        """What is wrong with the statement itself, which is the dataset's fault; "" for nothing."""
+    def _statement_problem(self, statement: str, header: str) -> str:
+        """What is wrong with the statement itself, which is the dataset's fault; "" for nothing. Asked in a folder
+        of its own: the candidate may have filled the other one."""
         with self._lock:
             known = self._statements.get((header, statement))
         if known is None:
             source = f"{header}\nDefinition goal : Type := ({statement}).\n"
-            ended = place.compile("statement", source, self.time_limit)
+            with self.prover.open() as place:
+                ended = place.compile("statement", source, self.time_limit)
             known = "" if ended.code == 0 else _complaint(ended)
             with self._lock:
                 self._statements[header, statement] = known
@@ -370,7 +373,7 @@ class LeanVerifier(_ProofVerifier):
             return Verdict("wrong", f"not allowed in a proof: {found[0]}")
         goal = place.compile("HfRlxGoal", f"{header}\ndef HfRlxGoal : Prop := {statement}\n", self.time_limit)
         if goal.code != 0:
-            return Verdict("failed", f"statement: {_complaint(goal)}")
+            return Verdict("failed", f"statement: {_complaint(goal)}", excused=True)
         compiled = place.compile("HfRlxCandidate", f"{header}\n{proof}\n", self.time_limit)
         said = (compiled.out + compiled.err).decode(errors="replace")
         if compiled.code != 0 or "declaration uses 'sorry'" in said or "declaration uses `sorry`" in said:

@@ -82,12 +82,12 @@ def check_steps(text: str, rounding: bool = False) -> list[StepCheck]:
         return []
     found: list[StepCheck] = []
     runs: list[list[_Part]] = [[]]
-    noted: set[tuple[Fraction | None, Fraction | None]] = set()
+    noted: set[tuple[object, object]] = set()
     for part in _parts(text):
         if part.kind == "note":
             inside = _parts(text[part.start + 2 : part.end - 2], part.start + 2)
             checks = list(_checks(text, list(inside), rounding))
-            noted.update((_value(c.expression), _value(c.claimed)) for c in checks)
+            noted.update(map(_said, checks))
             found += checks
         elif part.kind in ("word", "other"):
             runs.append([part])  # its first part says what stands before the run
@@ -97,7 +97,7 @@ def check_steps(text: str, rounding: bool = False) -> list[StepCheck]:
         follower = runs[index + 1][0] if index + 1 < len(runs) else None
         for check in _checks(text, run, rounding, follower):
             beside = "<<" in text[check.start : check.end]
-            if not (beside and (_value(check.expression), _value(check.claimed)) in noted):
+            if not (beside and _said(check) in noted):
                 found.append(check)
     return sorted(found, key=lambda check: (check.end, check.start))
 
@@ -135,6 +135,14 @@ def _checks(text: str, run: list[_Part], rounding: bool, follower: _Part | None 
         verdict = _verdict(expression, claimed, rounding)
         if verdict is not None:
             yield StepCheck(left.start, right.end, expression, claimed, verdict)
+
+
+def _said(check: StepCheck) -> tuple[object, object]:
+    """What tells a calculation from another: its two values, or their texts where they are too large."""
+    try:
+        return _value(check.expression), _value(check.claimed)
+    except TooLarge:
+        return check.expression, check.claimed
 
 
 def _shown(side: str) -> str:

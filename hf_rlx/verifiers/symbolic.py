@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -139,6 +140,8 @@ class Sympy:
         """Whether both have the same value or none at every point tried, to this many digits."""
         symbols = sorted(left.free_symbols | right.free_symbols, key=str)
         points = [p for p in _POINTS if p > 0 or not self.rules.positive]
+        # One that depends on both, so that nobody can write a polynomial which vanishes at all of them.
+        points.append(Rational(zlib.crc32(f"{left}={right}".encode()) % 9973 + 98, 97))
         agreed = self.agree_at(points, symbols, left, right, digits)
         if agreed is None:  # powers of -1 and the like have values at whole numbers only
             agreed = self.agree_at(_WHOLE, symbols, left, right, digits)

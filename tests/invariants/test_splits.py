@@ -42,6 +42,19 @@ def test_micro_batches_do_not_change_the_gradient(tmp_path, loss_type, beta):
         assert split_log[0]["policy_loss"] + split_log[0]["kl_loss"] == pytest.approx(log[0]["loss"], abs=1e-6)
 
 
+@pytest.mark.parametrize("limit", [1, 60])
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
+def test_parts_of_a_micro_batch_do_not_change_the_gradient(tmp_path, loss_type, limit):
+    """Three groups of 8 in one micro-batch, each for itself, and as many as 60 tokens hold: the same gradient and the
+    same logged loss, parts, KL and entropy."""
+    fields = {"per_device_train_batch_size": 32, "num_generations": 8, "loss_type": loss_type, "beta": 0.3}
+    whole, log = gradients(tmp_path, max_tokens_per_update=10_000, **fields)
+    parts, part_log = gradients(tmp_path, max_tokens_per_update=limit, **fields)
+    assert relative_gap(parts[0], whole[0]) < TOLERANCE
+    for name in ("loss", "policy_loss", "kl_loss", "kl", "entropy", "clip_ratio/region_mean"):
+        assert part_log[0][name] == pytest.approx(log[0][name], abs=1e-6), name
+
+
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
 def test_generation_windows_do_not_change_the_gradient(tmp_path, loss_type):
     """The same 16 completions a step, whether a rollout serves one micro-step, one step, or two steps."""

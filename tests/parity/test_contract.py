@@ -8,12 +8,20 @@ from typing import Any
 
 import pytest
 
-from hf_rlx import DIFFERS_FROM_TRL, GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer
+from hf_rlx import (
+    DIFFERS_FROM_TRL,
+    DPOConfig,
+    DPOTrainer,
+    GRPOConfig,
+    GRPOTrainer,
+    RewardConfig,
+    RewardTrainer,
+)
 
 trl = pytest.importorskip("trl")
 
-PAIRS = [(GRPOConfig, trl.GRPOConfig), (RewardConfig, trl.RewardConfig)]
-TRAINERS = [(GRPOTrainer, trl.GRPOTrainer), (RewardTrainer, trl.RewardTrainer)]
+PAIRS = [(GRPOConfig, trl.GRPOConfig), (RewardConfig, trl.RewardConfig), (DPOConfig, trl.DPOConfig)]
+TRAINERS = [(GRPOTrainer, trl.GRPOTrainer), (RewardTrainer, trl.RewardTrainer), (DPOTrainer, trl.DPOTrainer)]
 
 
 def defaults(config: type) -> dict[str, Any]:

@@ -113,7 +113,8 @@ def test_loss_gradient_and_metrics_are_trl_s(tmp_path, case, adapter):
 
 
 def test_the_likelihood_term_is_trl_s_on_answers_of_one_length(tmp_path):
-    """TRL's "sft" is a mean over tokens, ours over pairs of means over tokens: equal where answers are equally long."""
+    """TRL's "sft" is a mean over tokens, ours over pairs of means over tokens: the same where answers are of one
+    length."""
     rows = [{**row, "chosen": "123"} for row in ROWS]
     fields = {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5]}
     expected, their_grads, _ = their_loss(theirs(tmp_path, rows, **fields))

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig
 
 from hf_rlx.models.loading import load_tokenizer
@@ -13,6 +14,7 @@ from hf_rlx.models.roles import CRITIC, POLICY
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.trainers.grpo import GRPOTrainer
 from hf_rlx.trainers.ppo import PPOTrainer
+from hf_rlx.trainers.sft import SFTConfig, SFTTrainer
 from tests.trainers.ppo_tools import WatchedPPO, ppo, ppo_config, some
 from tests.trainers.tools import KeepGradients, config, digest, lora, rows, tiny_llama
 
@@ -42,6 +44,16 @@ def test_a_critic_that_starts_as_the_reward_model(tmp_path):
     trainer.train()
     assert digest(shared.trainable_parameters("reward")) == reward
     assert not torch.equal(shared.score([group], CRITIC), shared.score([group], "reward"))
+
+
+def test_a_critic_starts_with_the_temperature_of_the_reward_model(tmp_path):
+    """Rewards are scores over the fitted temperature, and so are the values that start as them."""
+    shared = with_reward()
+    shared.roles["reward"].facts["temperature"] = 4.0
+    trainer = ppo(ppo_config(tmp_path, critic_init_from_reward=True), model=shared, peft_config=None)
+    group = trainer.rollout([trainer.train_dataset[0]], 0).rollouts[0].group()
+    read = shared.reward_function(tokenizer=trainer.tokenizer).read(shared.score([group], "reward"))
+    torch.testing.assert_close(shared.score([group], CRITIC), read, atol=1e-6, rtol=0)
 
 
 def test_a_reward_model_on_the_same_base_scores(tmp_path):
@@ -134,6 +146,17 @@ def test_grpo_after_ppo_trains_no_critic(tmp_path):
     assert not [n for n, _ in then.shared.trainable_parameters(POLICY) if "heads" in n]
     then.train()
     assert digest(then.shared.heads.named_parameters()) == head
+
+
+def test_fine_tuning_after_ppo_trains_no_critic(tmp_path):
+    trainer = ppo(ppo_config(tmp_path))
+    then = SFTTrainer(
+        trainer.shared,
+        SFTConfig(str(tmp_path), report_to="none", use_cpu=True),
+        train_dataset=Dataset.from_list([{"prompt": "1+1=", "completion": "2"}]),
+        processing_class=load_tokenizer("tiny"),
+    )
+    assert not [n for n, _ in then.shared.trainable_parameters(POLICY) if "heads" in n]
 
 
 # --- the outside -----------------------------------------------------------------------------------------------------

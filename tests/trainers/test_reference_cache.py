@@ -40,9 +40,7 @@ def forwards(monkeypatch):
 def run(tmp_path, forwards, model=None, data=None, folder="shared", **fields):
     """Train one step with the cache; how many groups the reference was asked for."""
     forwards.clear()
-    args = config(
-        tmp_path / "run", precompute_ref_log_probs=True, ref_cache_dir=str(tmp_path / folder), **fields
-    )
+    args = config(tmp_path / "run", precompute_ref_log_probs=True, ref_cache_dir=str(tmp_path / folder), **fields)
     made = trainer(args, shared_model() if model is None else model, pairs(6) if data is None else data)
     made.train()
     return len(forwards)
@@ -175,8 +173,8 @@ def test_precomputed_is_on_the_fly(tmp_path, kind):
         randomise_lora(made.shared.model, "policy")
         made.train()
         logs.append([*made.state.log_history[:3], made.evaluate(pairs(5, seed=2))])
-    for ours, theirs in zip(*map(lambda entries: map(untimed, entries), logs), strict=True):
-        assert ours == pytest.approx(theirs, abs=1e-5, rel=1e-6)
+    for ours, theirs in zip(*logs, strict=True):
+        assert untimed(ours) == pytest.approx(untimed(theirs), abs=1e-5, rel=1e-6)
     assert [entry["loss"] for entry in logs[0][:3]] == pytest.approx([e["loss"] for e in logs[1][:3]], abs=1e-6)
 
 

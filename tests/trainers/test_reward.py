@@ -390,7 +390,7 @@ def test_an_ensemble_has_members_of_its_own(tmp_path):
 
 @pytest.mark.parametrize("kind", ["shared", "classifier", "lists"])
 def test_it_learns_that_shorter_is_better(tmp_path, kind):
-    """24 steps: held-out pairs are told apart, and the report says that length is all there is to it."""
+    """30 steps: held-out pairs are told apart, and the report says that length is all there is to it."""
     fields = {"per_device_train_batch_size": 8, "max_steps": 30, "learning_rate": 5e-3}
     data = pairs(64)
     if kind == "lists":
@@ -524,8 +524,42 @@ def test_a_classifier_is_no_policy(tmp_path):
 
 
 def test_a_temperature_needs_held_out_pairs(tmp_path):
+    """Said before anything is trained, not when it ends."""
+    rewards = trainer(config(tmp_path, fit_temperature=True))
     with pytest.raises(ValueError, match="fit_temperature=True needs held-out pairs"):
-        trainer(config(tmp_path, fit_temperature=True)).train()
+        rewards.train()
+    assert rewards.state.global_step == 0
+
+
+def test_calibration_is_not_that_of_an_earlier_training(tmp_path):
+    """A trainer that only evaluates leaves temperature and moments alone; one that trains drops them with the scores
+    that they were fitted to."""
+    shared = shared_model()
+    args = {"fit_temperature": True, "normalizer": "running"}
+    trainer(config(tmp_path, **args), shared, eval_dataset=pairs(8, seed=2)).train()
+    facts = dict(shared.roles["reward"].facts)
+    assert {"temperature", "moments"} <= facts.keys()
+    again = trainer(config(tmp_path), shared, eval_dataset=pairs(8, seed=2))
+    again.evaluate()
+    assert shared.roles["reward"].facts == {**facts, "normalizer": "none"}
+    again.train()
+    assert not {"temperature", "moments"} & shared.roles["reward"].facts.keys()
+
+
+def test_an_ensemble_is_trained_as_a_whole(tmp_path):
+    """Members that stay behind would go on being averaged in."""
+    shared = shared_model()
+    trainer(config(tmp_path, ensemble_size=2), shared)
+    with pytest.raises(ValueError, match=r"an ensemble of 2 reward adapters.* set ensemble_size=2"):
+        trainer(config(tmp_path), shared)
+    assert trainer(config(tmp_path, ensemble_size=3), shared).train_roles == ("reward", "reward_1", "reward_2")
+
+
+def test_single_token_embeddings_of_one_adapter_only(tmp_path):
+    """PEFT would fail at the first save."""
+    some = LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices=[70])
+    with pytest.raises(ValueError, match="trainable_token_indices must be set in the adapters of policy and reward"):
+        trainer(config(tmp_path), peft_config=some)
 
 
 def test_a_template_from_a_file(tmp_path):

@@ -13,6 +13,7 @@ import torch
 from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.rollout.scoring import RewardScorer, ScoreRequest
+from tests.tiny import word_tokenizer
 from tests.trainers.reward_tools import config, pairs, shared_model, trainer
 from tests.trainers.tools import lora, tiny_llama
 
@@ -148,6 +149,39 @@ def test_scoring_leaves_the_model_as_it_was(trained):
     assert all(m.training == f for m, f in flags[0])
     assert all(p.requires_grad == f for p, f in flags[1])
     shared.eval()
+
+
+def test_what_is_left_to_the_role_follows_it(tmp_path):
+    """A function that was made before the reward model was trained scores like one made after it."""
+    shared = shared_model()
+    rewards = trainer(config(tmp_path, fit_temperature=True), shared, eval_dataset=pairs(8, seed=2))
+    early = shared.reward_function()
+    assert early.temperature == 1.0
+    rewards.train()
+    assert early.temperature == shared.roles["reward"].facts["temperature"] != 1.0
+    assert early(PROMPTS, TEXTS) == shared.reward_function()(PROMPTS, TEXTS)
+
+
+def test_ids_of_another_vocabulary_are_not_read(caplog):
+    """A reward model with a tokenizer of its own reads the policy's text: id 5 is t5 in one and another word in the
+    other."""
+    shared = shared_model()
+    shared.add_role("reward")
+    words = shared.reward_function(tokenizer=word_tokenizer(101))
+    expected = words(["t3 t4"] * 2, [" t5 t6", " t7"])
+    assert words(["t3 t4"] * 2, [" t5 t6", " t7"], completion_ids=[[5, 6, 2], [7, 2]]) == expected
+    assert not caplog.records
+    for _ in range(2):
+        assert words(["t3 t4"] * 2, [" t5 t6", " t7"], completion_ids=[[50, 60, 2], [70, 2]]) == expected
+    assert [r.getMessage() for r in caplog.records] == [
+        "reward has another tokenizer than the policy: it scores texts, EOS added"
+    ]
+
+
+def test_nothing_to_score():
+    shared = shared_model()
+    shared.add_role("reward")
+    assert shared.reward_function(tokenizer=load_tokenizer("tiny"))([], []) == []
 
 
 def test_the_tokenizer_that_was_saved_is_found(tmp_path):

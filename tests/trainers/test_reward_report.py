@@ -144,6 +144,21 @@ def test_a_reward_model_on_fresh_samples_of_the_policy(tmp_path):
     assert other.n_pairs == 0
 
 
+def test_fresh_samples_are_scored_as_rewards_are(tmp_path):
+    """Cut to the length that the role was trained with, as its reward function does."""
+    shared = shared_model()
+    trainer(config(tmp_path, max_length=6), shared)
+    raw = shared.reward_function()
+    scores = []
+
+    def verifier(prompts, completions, completion_ids, **_):
+        scores.extend(raw(prompts, completions, completion_ids))
+        return [float(len(ids)) for ids in completion_ids]
+
+    report = evaluate_on_policy(shared, ["1+2+3+4="], verifier, num_generations=4, max_completion_length=6)
+    assert report.mean_reward == pytest.approx(sum(scores) / 4, abs=1e-5)
+
+
 def test_the_judge_s_order_is_what_counts(tmp_path):
     """A verifier that asks the reward role itself is agreed with entirely; its opposite never."""
     shared = shared_model()

@@ -190,6 +190,17 @@ def test_broken_tests_are_nobodys_fault(any_verifier, name):
     assert re.search(reason, verdict.reason)
 
 
+def test_rows_with_broken_tests_stop_no_run(any_verifier, caplog):
+    """A group shares its row, so one such row is a whole batch; it is not tried twice either."""
+    any_verifier._until_canary = 100
+    assert any_verifier([""] * 4, [PLUS] * 4, tests=[["assert"]] * 4) == [None] * 4
+    assert any_verifier([""] * 4, [PLUS] * 4, tests=[["assert missing.add(1, add(1, 1)) == 3"]] * 4) == [0.0] * 4
+    assert (
+        any_verifier([""] * 4, [PLUS] * 4, tests=[["import missing_module\nassert add(1, 1) == 2"]] * 4) == [None] * 4
+    )
+    assert "one more try" not in caplog.text
+
+
 def test_an_exception_of_the_candidate_is_not_the_tests(any_verifier):
     for kind in ("NameError", "ImportError", "SyntaxError", "Exception", "KeyboardInterrupt"):
         verdict = any_verifier.judge(f"def add(a, b): raise {kind}", FORMATS["MBPP"])

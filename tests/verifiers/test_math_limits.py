@@ -15,6 +15,7 @@ import pytest
 
 from hf_rlx.verifiers import MathVerifier
 from hf_rlx.verifiers import math as math_module
+from hf_rlx.verifiers.verdict import VerifierBrokenError
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT.parent / "shared" / "cases" / "math_cases.json"
@@ -37,6 +38,13 @@ REFUSED = [
     ("(" * 60 + "1" + ")" * 60, "nested too deeply"),
     (r"\frac{" * 60 + "1" + "}{2}" * 60, "nested too deeply"),
     ("(x+1)^{99999}", "an exponent of more than 10000"),
+    ("2^{9^{942}}", "more than 1000 digits"),  # an exponent that is no float
+    # Without a bracket, but too deep for Python's stack.
+    ("1*" * 999 + "1", "nested too deeply"),
+    ("-" * 1900 + "1", "nested too deeply"),
+    ("5" + "%" * 1900, "nested too deeply"),
+    (r"\ln " * 480 + "2", "nested too deeply"),
+    ("x^" * 900 + "2", "nested too deeply"),
 ]
 
 
@@ -49,6 +57,24 @@ def test_cheap_refusals(answer: str, reason: str, monkeypatch):
     assert time.perf_counter() - start < 0.1
     assert verdict.outcome == "wrong"
     assert reason in verdict.reason
+
+
+def test_what_nobody_foresaw_costs_a_verdict_and_often_the_run(monkeypatch):
+    """One answer that makes the comparison raise scores None; a batch of them ends the run."""
+
+    def raises(*_: object) -> None:
+        raise OverflowError("unforeseen")
+
+    verifier = MathVerifier()
+    monkeypatch.setattr(math_module, "agree", raises)
+    assert verifier([""], [r"\boxed{3}"], answer=["2"]) == [None]
+    with pytest.raises(VerifierBrokenError, match="unforeseen"):
+        verifier([""] * 4, [r"\boxed{3}"] * 4, answer=["2"] * 4)
+
+
+def test_a_gold_answer_too_deep_to_walk_gives_no_verdict():
+    verdict = MathVerifier().verify("1*" * 999 + "1", "1")
+    assert (verdict.outcome, verdict.excused) == ("failed", True)
 
 
 def test_what_hangs_is_wrong_within_its_limit_and_the_next_answer_is_judged():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hf_rlx.verifiers import MathVerifier
+from hf_rlx.verifiers.symbolic import _FRACTIONS
 
 EQUAL = [
     (r"\frac{2}{3}", r"66\frac{2}{3}\%"),  # the sign belongs to the whole mixed number
@@ -78,7 +79,60 @@ DIFFERENT = [
     ),
     *(("5", rf"5\text{{ {words}}}") for words in ("below zero", "out of 6", "per cent", "per-cent", "for 3")),
 ]
+DIFFERENT += [
+    ("red", "der"),  # letters of a word in another order are another word
+    ("cat", "act"),
+    ("5", "1=2=5"),
+    ("a=3=5", "5"),
+    ("1=2", "2"),
+    ("a=3=5", "a=b=5"),
+    ("5", "a=b=5=6"),
+    ("5", "==5"),
+    ("[1,1]", r"\{1\}"),
+    ("1", r"\frac{1\pm2}{1\pm2}"),  # which signs go together is not said
+    ("(1,2)", r"(\pm1, 2)"),
+    ("2", r"\pm2"),
+    (r"(2,\infty)", r"\{x\in\mathbb{Z} \mid x>2\}"),
+    ("9^{9^9}", "9^{9^{8}}"),
+    ("42", r"42\text{ forty-three}"),
+    ("42", r"42\text{ doubled}"),
+    # equal at every point that is always tried
+    ("x", "x+" + "".join(f"({q}x-({p}))" for p, q in _FRACTIONS)),
+]
+EQUAL += [
+    ("5", "a = b = 5"),
+    ("5", "=5"),
+    (r"A=\frac12 bh=12", "12"),
+    (r"3\pm\sqrt5", r"\frac{6\pm\sqrt{20}}{2}"),
+    (r"\{3,-1\}", r"\frac{2\pm4}{2}"),
+    (r"\frac{-b\pm\sqrt{b^2-4ac}}{2a}", r"-\frac{b}{2a}\pm\frac{\sqrt{b^2-4ac}}{2a}"),
+    ("9^{9^{9}}", "9^{9^9}"),
+    (r"\{x : x\in R, x>2\}", r"(2,\infty)"),
+    (r"(2,\infty)", r"\{x\in\mathbb{R} \mid x>2\}"),
+    ("xyz", "zyx"),
+    ("zyx", "xyz"),
+    ("abc", "cba"),
+    ("Paris", "PARIS"),
+]
 COMPLETIONS = [
+    ("72", '{"answer": 72}', True),
+    ("72", '{"reason": "6 * 12", "answer": "72"}', True),
+    ("72", r'{"answer": "$\\boxed{72}$"}', True),
+    ("72", '{"answer": 71, "answer": 72}', False),
+    ("72", '{"answer": [71, 72]}', False),
+    ("72", '{"answer": 71, "other": 72}', False),
+    ("A", "Answer: A. Paris B. London", False),  # all options
+    ("A", "Answer: A. Paris or B. London", False),
+    *(("C", f"Answer: {both}", False) for both in ("C; D", "C. D.", "C? D?", "C! D!", "C. D. A. B.")),
+    ("C", "Answer: C. I think so.", True),
+    ("C", "C) 5", True),
+    ("5", "C) 5", True),
+    ("42", "The answer is 42? 43? 44?", False),
+    ("42", "The answer is 42. 43. 44.", False),
+    ("42", "Answer: 42. 5 apples are left.", True),
+    ("42", "Answer: $42$ maybe $43$", False),
+    ("A", "Answer: A. Paris is the capital.", True),
+    ("A", "Answer: A. It is not B. Since it rains there.", True),
     ("72", "I think the answer is 71. No wait, the answer is 72.", True),
     ("71", "I think the answer is 71. No wait, the answer is 72.", False),
     ("72", "The answer is 72, which is what the answer is said to be.", True),

@@ -10,7 +10,7 @@ import pytest
 
 from hf_rlx.verifiers import CoqVerifier, LeanVerifier
 from hf_rlx.verifiers.boxes import BoxFailureError, CandidateError, Ended
-from hf_rlx.verifiers.proof import ProverUnavailable, lean_axioms
+from hf_rlx.verifiers.proof import ProverUnavailable, _BoxedWorkplace, lean_axioms
 from hf_rlx.verifiers.sandbox import SandboxUnavailable
 from hf_rlx.verifiers.verdict import Verdict, VerifierBrokenError
 
@@ -187,10 +187,29 @@ def test_late_is_none_and_ends_no_run(coq):
 
 
 @needs_coq
+def test_a_candidate_that_fills_its_folder_is_wrong_and_the_statement_is_not(coq, monkeypatch):
+    """Where nothing compiles after the candidate, the statement alone still does, in a folder of its own."""
+    full = []
+
+    def compiles(place, name, source, seconds, real=_BoxedWorkplace.compile):
+        if name == "candidate":
+            full.append(place.folder)
+        elif place.folder in full:
+            return Ended(1, b"", b"No space left on device")
+        return real(place, name, source, seconds)
+
+    monkeypatch.setattr(_BoxedWorkplace, "compile", compiles)
+    monkeypatch.setattr(coq, "_statements", {})
+    assert coq.judge("Theorem answer : 1 = 1. reflexivity. Qed.", "1 = 2").outcome == "wrong"
+    assert coq._statements == {("", "1 = 2"): ""}
+
+
+@needs_coq
 def test_a_statement_that_is_none_is_the_datasets_fault(coq):
     verdict = coq.judge(INDUCTION, "forall n, n +")
     assert (verdict.outcome, verdict.reason[:10]) == ("failed", "statement:")
     assert coq.judge(INDUCTION, PLUS, "1x").outcome == "failed"
+    assert coq([""] * 4, [INDUCTION] * 4, statement=["forall n, n +"] * 4, theorem=[None] * 4) == [None] * 4
 
 
 @needs_coq

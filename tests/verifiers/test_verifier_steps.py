@@ -165,3 +165,10 @@ def test_trainers_take_them():
     scorer.close()
     assert scores.steps == [[[[(5, 1.0), (12, 0.0)], []]]]
     assert scores.extra == {"calculations/first_wrong": ["2*3=5", ""]}
+
+
+@pytest.mark.parametrize("side", ["9^9^9^9", "99^999", "1/0"])
+def test_what_is_too_large_to_work_out_is_wrong(side: str):
+    """In prose and in an annotation; said in both it is one step."""
+    for text in (f"{side} = 4", f"<<{side}=4>>", f"{side} = <<{side}=4>>4"):
+        assert [check.verdict.outcome for check in check_steps(text)] == ["wrong"], text

@@ -1,0 +1,49 @@
+"""Fields of every trainer that learns from given pairs or ranked lists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hf_rlx.trainers.config import BaseConfig, described, strict
+
+
+@strict
+@dataclass
+class PreferenceConfig(BaseConfig):
+    """Configuration of `PreferenceTrainer`; see the help text of each field.
+
+    `per_device_train_batch_size` counts rows: pairs, or lists with all their answers.
+    """
+
+    max_length: int | None = described(
+        1024, "Tokens of prompt and answer together; longer ones are cut, EOS kept. None: the model's context."
+    )
+    shuffle_dataset: bool = described(True, "Draw rows in a random order, every epoch its own.")
+    chat_template_kwargs: dict[str, Any] | None = described(None, "Arguments of the chat template.")
+    chat_template_path: str | None = described(
+        None, "Chat template: a .jinja file, or a folder or Hub id whose tokenizer has one."
+    )
+    eos_token: str | None = described(None, "Token that ends an answer; None: the tokenizer's.")
+    pad_token: str | None = described(None, "The tokenizer's padding token; scores do not depend on it.")
+    dataset_num_proc: int | None = described(None, "No effect: rows are tokenized as they are used.")
+    pad_to_multiple_of: int | str | None = described("auto", "No effect: packed rows have no padding.")
+    activation_offloading: bool = described(False, "Not carried: set gradient_checkpointing=True to save memory.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, spec in type(self).__dataclass_fields__.items():
+            told = str(spec.metadata.get("help", ""))
+            if told.startswith("Not carried") and getattr(self, name) != spec.default:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not carried by hf_rlx: {told.partition(': ')[2]}")
+        if self.max_length is not None and (isinstance(self.max_length, bool) or self.max_length < 2):
+            raise ValueError(
+                f"max_length must be at least 2 (a prompt and an answer) or None, got {self.max_length!r}"
+            )
+        if self.auto_find_batch_size:
+            raise ValueError("auto_find_batch_size is not needed: micro-batches that do not fit are done in halves")
+        if self.fsdp:
+            raise ValueError("fsdp is not carried by trainers on preference data; several processes run under DDP")
+
+
+__all__ = ["PreferenceConfig"]
