@@ -44,9 +44,8 @@ FUNCTIONS = """
 OUR_FIELDS = """
     advantage_eps dynamic_sampling dynamic_sampling_rounds eval_temperature isolate_rewards keep_zero_variance
     kl_estimator kl_horizon kl_in_reward kl_target max_reward_failures max_rollout_rows max_skipped_steps
-    max_tokens_per_forward max_tokens_per_update max_unscored_rollouts on_reward_error packing reward_concurrency reward_timeout
-    scale_ddof
-    soft_overlong_cache special_tokens_in_messages stop_strings
+    max_tokens_per_forward max_tokens_per_update max_unscored_rollouts on_reward_error packing reward_concurrency
+    reward_timeout scale_ddof soft_overlong_cache special_tokens_in_messages stop_strings
 """
 ARGUMENTS = """
     model reward_funcs args train_dataset eval_dataset processing_class reward_processing_classes callbacks optimizers

@@ -200,7 +200,11 @@ class Terms(Cursor):
         if opener in ("(", "[", "\\langle"):
             return self.group(opener)
         if opener == "{":
-            return self.braced()
+            self.need("{")
+            inner = self.items()
+            self.need("}")
+            several = inner.kind == "list" and inner.text == ","  # a set whose braces are not escaped
+            return Node("set", "", inner.parts) if several else inner
         if opener == "\\{":
             return self.braces()
         if opener in _PAIRS:
