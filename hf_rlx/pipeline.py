@@ -42,6 +42,7 @@ from hf_rlx.trainers.sft import SFTConfig, SFTTrainer
 
 NEAR = 10  # how far off an answer may be
 _LENGTH = 8  # tokens of an answer
+_SLIPS = (-4, -3, -2, -1, 1, 2, 3, 4)
 
 
 def true_reward(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
@@ -64,9 +65,8 @@ def demonstrations(rows: list[dict[str, str]], slips: float, seed: int) -> Datas
         Rows `{"prompt", "completion"}`.
     """
     rng = random.Random(seed)
-    wrong = lambda number: number + rng.choice((-4, -3, -2, -1, 1, 2, 3, 4))  # noqa: E731
     told = [int(row["answer"]) for row in rows]
-    told = [wrong(number) if rng.random() < slips else number for number in told]
+    told = [number + rng.choice(_SLIPS) if rng.random() < slips else number for number in told]
     return Dataset.from_list([{"prompt": r["prompt"], "completion": str(n)} for r, n in zip(rows, told, strict=True)])
 
 

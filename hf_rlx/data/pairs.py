@@ -41,7 +41,7 @@ class RankedGroup:
 
     Args:
         groups: one group of K answers; K groups of one answer where the texts have no token in common to share.
-        ranks: K, lower is better, equal is a tie. Of a pair: (0, 1), or (0, 0) where both answers are the same tokens.
+        ranks: K, lower is better, equal is a tie, as answers of the same tokens are. Of a pair: (0, 1) or (0, 0).
         margin: how much better the first of a pair should be, score units; None without such a column.
         row: index in the dataset.
         cut: answers that lost tokens to `max_length`, the prompt counted as one.
@@ -283,9 +283,15 @@ def _ranks(row: dict[str, Any], answers: list[list[int]]) -> tuple[float, ...]:
     if "responses" not in row:
         return (0.0, 0.0) if answers[0] == answers[1] else (0.0, 1.0)
     if "ranks" in row:
-        return tuple(float(rank) for rank in row["ranks"])
-    scores = [float(score) for score in row["scores"]]
-    return tuple(float(len({s for s in scores if s > score})) for score in scores)
+        ranks = [float(rank) for rank in row["ranks"]]
+    else:
+        scores = [float(score) for score in row["scores"]]
+        ranks = [float(len({s for s in scores if s > score})) for score in scores]
+    alike: dict[tuple[int, ...], list[float]] = {}
+    for ids, rank in zip(answers, ranks, strict=True):
+        alike.setdefault(tuple(ids), []).append(rank)
+    # Of the same answer twice none is better: both stand half way between the ranks that they were given.
+    return tuple((min(alike[tuple(ids)]) + max(alike[tuple(ids)])) / 2 for ids in answers)
 
 
 __all__ = [

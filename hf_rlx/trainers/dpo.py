@@ -39,8 +39,7 @@ from hf_rlx.trainers.references import ReferenceLogps
 
 LOSSES = ("sigmoid", "hinge", "robust", "ipo", "sigmoid_norm", "sft")
 _ADVICE = (
-    "Set rpo_alpha=1.0 (a likelihood term on chosen answers), lower learning_rate, raise beta, or train with ORPO; "
-    "with pairs that hardly differ, ld_alpha or longer differences help too"
+    "Set rpo_alpha=1.0 (a likelihood term on chosen answers), lower learning_rate, raise beta, or train with ORPO"
 )
 
 

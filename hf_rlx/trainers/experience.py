@@ -109,7 +109,8 @@ def _bootstrap(trainer: PPOTrainer, rollouts: list[Rollout], batch: MiniBatch) -
                 groups.append(group.select(which))
         with trainer.metrics["train"].stage("old_logps"), trainer.accelerator.autocast():
             # The score of a response is read at its last token, whose state is the one before the next token.
-            result[cut] = trainer.shared.score(groups, CRITIC, trainer.forward_limit.most).double().cpu()
+            after = trainer.forward_limit.run(lambda most: trainer.shared.score(groups, CRITIC, most), groups)
+            result[cut] = after.double().cpu()
     return result
 
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from hf_rlx.trainers.config import C, described, strict
 from hf_rlx.trainers.online_config import OnlineConfig
+from hf_rlx.trainers.ranges import check_ranges
 
 logger = logging.getLogger(__name__)
 
@@ -162,6 +163,7 @@ class PPOConfig(OnlineConfig):
     critic_warmup_steps: int = described(0, "First optimizer steps, in which only the critic learns.")
 
     def __post_init__(self) -> None:
+        check_ranges(self)  # also by the base, but then a wrong number of minibatches is one of steps
         if self.num_mini_batches is not None:
             steps = self.num_mini_batches * self.gradient_accumulation_steps
             if self.steps_per_generation not in (None, steps) or self.generation_batch_size is not None:

@@ -356,6 +356,8 @@ class PreferenceTrainer(BaseTrainer):
         self._num_tokens = 0
         if self.watch is not None:
             self.watch.reset()
+        if self.reference is not None:
+            self.reference.forget()
 
     def run_state(self) -> dict[str, Any]:
         """See `BaseTrainer`."""

@@ -3,6 +3,7 @@
 | ref_model | the policy | what runs as reference |
 |---|---|---|
 | none | any | the policy as it starts: see `hf_rlx.models.reference` |
+| none | a `SharedModel` that has a reference | that one: `sync_reference(1.0)` moves it to the policy |
 | the policy's base, bit for bit | an adapter | adapters off; `ref_model` is not kept |
 | another model of that family | any | `ref_model`, frozen: a second model in memory |
 """
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from peft import PeftModel
 from torch import Tensor
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from hf_rlx.models import reference
@@ -107,6 +109,10 @@ class ReferenceLogps:
 
     def __init__(self, trainer: PreferenceTrainer, ref_model: Any = None) -> None:
         self.trainer, self.ref_model = trainer, ref_model
+        self.forget()
+
+    def forget(self) -> None:
+        """What is at hand may be another reference's: it has to be found on the disk again, or computed."""
         self._known: dict[bytes, Tensor] = {}
         self._facts: dict[str, Any] | None = None
         self._done: list[Any] = []  # data sets, kept so that their identity stays theirs
@@ -187,7 +193,8 @@ class ReferenceLogps:
         size = args.precompute_ref_batch_size or args.per_device_train_batch_size
         local: list[tuple[bytes, Tensor]] = []
         with together():
-            for start in range(0, len(mine), size):
+            for start in tqdm(range(0, len(mine), size), "reference log-probs", disable=args.disable_tqdm):
+                self.trainer.keeper.stop_if_alone()
                 part = mine[start : start + size]
                 rows = iter(self._compute([group for _, group in part]).cpu())
                 for name, group in part:

@@ -302,7 +302,7 @@ class RewardTrainer(PreferenceTrainer):
         return report.metrics()
 
     def report(self, dataset: Any = None) -> RewardReport:
-        """`evaluate`, and its report with the reliability table.
+        """`evaluate`, and its report with the reliability table; of several datasets that of the last.
 
         Raises:
             ValueError: there is no dataset.

@@ -147,6 +147,8 @@ def test_the_recipe_says_what_is_on(fields, said):
         ({"bootstrap_truncated": True, "mask_truncated_completions": True}, "mask_truncated_completions that it is"),
         ({"dynamic_sampling": True}, "set num_generations to 2 or more"),
         ({"num_generations": 0}, "num_generations must be finite and at least 1"),
+        ({"num_mini_batches": 0}, "num_mini_batches must be finite and at least 1"),
+        ({"num_mini_batches": 1.5}, "num_mini_batches must be a whole number"),
         ({"gamma": 1.5}, "gamma must be at least 0 and at most 1, got 1.5"),
         ({"lam": -0.1}, "lam must be at least 0"),
         ({"cliprange": -0.1}, "cliprange must be finite and at least 0"),

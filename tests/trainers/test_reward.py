@@ -149,6 +149,22 @@ def test_rows_without_a_pair_change_nothing(tmp_path):
     assert other_losses == pytest.approx(losses, abs=1e-6)
 
 
+@pytest.mark.parametrize("loss_type", ["all_pairs", "plackett_luce"])
+def test_the_same_answer_twice_in_a_list_is_a_tie(tmp_path, loss_type):
+    """b, b, c with ranks 0, 1, 2: both b stand at 1/2, so two pairs remain; b, c, b with 0, 1, 2 contradicts itself:
+    all stand at 1, and nothing is learned."""
+    rows = [
+        {"prompt": "1+1=", "responses": ["b", "b", "c"], "ranks": [0, 1, 2]},
+        {"prompt": "1+2=", "responses": ["b", "c", "b"], "ranks": [0, 1, 2]},
+    ]
+    rewards = trainer(config(tmp_path, loss_type=loss_type), dataset=Dataset.from_list(rows))
+    encoded = rewards.encode(list(enumerate(rows)))
+    assert [row.ranks for row in encoded] == [(0.5, 0.5, 2.0), (1.0, 1.0, 1.0)]
+    assert [row.num_pairs for row in encoded] == [2, 0]
+    rewards.train()
+    assert rewards.state.log_history[0]["rows/without_pair"] == 1
+
+
 def test_a_step_without_any_pair_moves_nothing(tmp_path):
     """Though Adam has momentum from the step before."""
     same = {"prompt": "1=", "chosen": "a", "rejected": "a"}
