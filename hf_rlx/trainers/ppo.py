@@ -155,7 +155,8 @@ class PPOTrainer(OnlineTrainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """The Trainer's optimizer, with the critic in groups of its own."""
         given = self.optimizer is not None
-        optimizer = super().create_optimizer(model)
+        with self.shared.trains(POLICY):  # heads of other roles are no business of this one
+            optimizer = super().create_optimizer(model)
         critic_step.add_groups(optimizer, self.shared, self.args, given)
         return optimizer
 
@@ -213,7 +214,6 @@ class PPOTrainer(OnlineTrainer):
         """See `OnlineTrainer`; with advantages and returns."""
         batches = super().minibatches(rollouts)
         fill_in(self, rollouts, self._step_rewards, batches)
-        self._step_rewards = []
         return batches
 
     def recall(self, batch: MiniBatch) -> None:

@@ -31,6 +31,8 @@ from hf_rlx.trainers.config import BaseConfig
 
 logger = logging.getLogger(__name__)
 
+_REWRITING = ("corda", "loftq", "lora_ga", "olora", "pissa")  # values of `init_lora_weights`
+
 
 def reward_base(
     model: Any, args: BaseConfig, quantization_config: Any = None, peft_config: PeftConfig | None = None
@@ -97,8 +99,8 @@ def add_reward_roles(shared: SharedModel, names: list[str], peft_config: PeftCon
     initialised from what the policy was fine-tuned to (InstructGPT, 2203.02155 section 3.5).
 
     Raises:
-        ValueError: a classifier or a model whose weights all train cannot have further adapters; only one of policy
-            and reward would train single tokens' embeddings, which PEFT cannot save. Names the fix.
+        ValueError: a classifier or a model whose weights all train cannot have further adapters; `peft_config` would
+            change what the policy stands on, or could not be saved beside it. Names the fix.
     """
     for name in names:
         if name in shared.roles:
@@ -117,11 +119,8 @@ def add_reward_roles(shared: SharedModel, names: list[str], peft_config: PeftCon
                 "SharedModel.from_pretrained(..., peft_config=LoraConfig(...)), or train a stand-alone classifier"
             )
         config: Any = _without_head(peft_config)
-        if config is not None and bool(_tokens_of(config)) != bool(_tokens_of(shared.model.peft_config[policy])):
-            raise ValueError(
-                "trainable_token_indices must be set in the adapters of policy and reward, or in neither: PEFT cannot "
-                "save them otherwise"
-            )
+        if config is not None:
+            _check_beside(config, shared.model.peft_config[policy])
         state = None
         if config is None:
             config = copy.deepcopy(shared.model.peft_config[policy])
@@ -132,8 +131,20 @@ def add_reward_roles(shared: SharedModel, names: list[str], peft_config: PeftCon
         shared.add_role(name, config, state=state)
 
 
-def _tokens_of(config: Any) -> Any:
-    return getattr(config, "trainable_token_indices", None)
+def _check_beside(config: Any, policy: Any) -> None:
+    """Refuse a reward adapter that cannot stand beside the policy's."""
+    start = getattr(config, "init_lora_weights", True)
+    if str(start).startswith(_REWRITING):
+        raise ValueError(
+            f"init_lora_weights={start!r} rewrites the base's weights, which the policy stands on too; leave it True"
+        )
+    if bool(getattr(config, "trainable_token_indices", None)) != bool(
+        getattr(policy, "trainable_token_indices", None)
+    ):
+        raise ValueError(
+            "trainable_token_indices must be set in the adapters of policy and reward, or in neither: PEFT cannot "
+            "save them otherwise"
+        )
 
 
 def _wants_classifier(config: Any) -> bool:

@@ -148,6 +148,15 @@ def test_grpo_after_ppo_trains_no_critic(tmp_path):
     assert digest(then.shared.heads.named_parameters()) == head
 
 
+def test_the_optimizer_holds_no_head_of_another_role(tmp_path):
+    """Also one that the user makes need not: the reward model's head is not PPO's to train."""
+    trainer = ppo(ppo_config(tmp_path), model=with_reward(), peft_config=None)
+    held = {id(p) for group in trainer.create_optimizer().param_groups for p in group["params"]}
+    names = {n for n, p in trainer.shared.named_parameters() if id(p) in held}
+    assert names == {n for role in (POLICY, CRITIC) for n, _ in trainer.shared.trainable_parameters(role)}
+    assert not [n for n in names if "reward" in n]
+
+
 def test_fine_tuning_after_ppo_trains_no_critic(tmp_path):
     trainer = ppo(ppo_config(tmp_path))
     then = SFTTrainer(

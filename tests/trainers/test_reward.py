@@ -571,6 +571,13 @@ def test_an_ensemble_is_trained_as_a_whole(tmp_path):
     assert trainer(config(tmp_path, ensemble_size=3), shared).train_roles == ("reward", "reward_1", "reward_2")
 
 
+@pytest.mark.parametrize("start", ["pissa_niter_2", "olora"])
+def test_an_adapter_that_would_rewrite_the_base(tmp_path, start):
+    """The policy's log-probs would change with the base that it stands on."""
+    with pytest.raises(ValueError, match=f"init_lora_weights='{start}' rewrites the base's weights"):
+        trainer(config(tmp_path), peft_config=lora(init_lora_weights=start))
+
+
 def test_single_token_embeddings_of_one_adapter_only(tmp_path):
     """PEFT would fail at the first save."""
     some = LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices=[70])
