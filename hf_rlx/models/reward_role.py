@@ -102,7 +102,8 @@ class RoleReward:
             the base's name.
         normalizer: "none", "batch" (each call by its own mean and deviation; a single row by the saved moments) or
             "running" (by all scores so far, starting with the saved moments, which move on and are saved with the
-            model); None: what the role was trained with. Inside `frozen()` both read the saved moments only.
+            model; of several processes each by its own until `share`); None: what the role was trained with. Inside
+            `frozen()` both read the saved moments only.
         temperature: divides scores; None: the fitted one, else 1.
         max_tokens: of one forward.
         chat_template_kwargs, max_length: None: as in training.
@@ -148,6 +149,8 @@ class RoleReward:
         self.max_tokens, self.special_tokens = max_tokens, special_tokens
         self.tokenizer = tokenizer or shared.tokenizer or _tokenizer_of(shared)
         self._frozen = self._told = False
+        self._base: dict[str, Any] | None = None  # the moments before those of `_since`, which `share` has not seen
+        self._since = RunningMoments()
 
     @property
     def normalizer(self) -> str:
@@ -211,10 +214,29 @@ class RoleReward:
             moments = RunningMoments()
             moments.update(tempered)
         elif self.normalizer == "running" and not self._frozen:
+            if not self._since.count:
+                self._base = facts.get("moments")
+            self._since.update(tempered)
             moments.update(tempered)
             if moments.count:
                 facts["moments"] = moments.state_dict()
         return moments.normalize(tempered)
+
+    def share(self, gathered: Callable[[list[Any]], list[Any]]) -> None:
+        """Give all processes the moments of what they have scored together since the last call; between two calls each
+        normalises by its own. Every process must call it.
+
+        Args:
+            gathered: the entries of all processes' lists, in the order of the processes.
+        """
+        facts = self.shared._role(self.role).facts
+        base = self._base if self._since.count else facts.get("moments")
+        states = gathered([self._since.state_dict()])
+        self._since = RunningMoments()
+        if len(states) > 1:
+            merged = _merged([state for state in (base, *states) if state is not None and state["count"]])
+            if merged is not None:
+                facts["moments"] = merged
 
     def to(self, device: torch.device | str) -> None:
         """Move the model, unless it is quantised or accelerate has placed its parts."""
@@ -270,6 +292,25 @@ class RoleReward:
                 answers = [list(ids) for ids in completion_ids[start:end]]
                 yield fit(EncodedAnswers(prompt.ids, answers), self.max_length, self.tokenizer.bos_token_id)
             start = end
+
+
+def _merged(states: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """States of `RunningMoments`, each of something, as one (Chan et al. 1979); None of none."""
+    result: dict[str, Any] | None = None
+    for state in states:
+        if result is None:
+            result = state
+            continue
+        (n, m), delta = (result["count"], state["count"]), state["mean"] - result["mean"]
+        low, high = min(result["low"], state["low"]), max(result["high"], state["high"])
+        result = {
+            "count": n + m,
+            "mean": low if low == high else result["mean"] + delta * m / (n + m),
+            "m2": result["m2"] + state["m2"] + delta * delta * n * m / (n + m),
+            "low": low,
+            "high": high,
+        }
+    return result
 
 
 def _tokenizer_of(shared: SharedModel) -> Any:

@@ -65,8 +65,9 @@ def check_number(name: str, value: Any, *, above: float = -math.inf, at_least: f
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if number and value > above and value >= at_least:
         return
-    allowed = f" above {above:g}" if above > -math.inf else f" of at least {at_least:g}"
-    raise ValueError(f"{name} must be a finite number{allowed if allowed[-4:] != '-inf' else ''}, got {value!r}")
+    allowed = f" above {above:g}" if above > -math.inf else ""
+    allowed = f" of at least {at_least:g}" if at_least > -math.inf else allowed
+    raise ValueError(f"{name} must be a finite number{allowed}, got {value!r}")
 
 
 _INSTEAD = {

@@ -15,7 +15,7 @@ PAIR_DIFFERENCES: dict[str, tuple[str, str, str, str]] = {
     ),
     "DPO: likelihood term": (
         '"sft" is the mean over the chosen tokens of the micro-batch',
-        "the mean over pairs of the mean over a chosen answer's tokens; also as rpo_alpha, which TRL had once",
+        "the mean over pairs of the mean over a chosen answer's tokens; also as rpo_alpha",
         "its weight beside the pair loss must not depend on the other answers' lengths, nor on how a step was split",
         _PARITY + "test_the_likelihood_term_weighs_pairs_alike",
     ),
@@ -44,7 +44,7 @@ PAIR_DIFFERENCES: dict[str, tuple[str, str, str, str]] = {
         _PARITY + "test_long_prompts_keep_their_rows",
     ),
     "DPO: ref_model": (
-        "refused or kept as a second model",
+        "always a second model in memory",
         "a model with the base's bits is adapters off, and not kept; another of the family is a frozen second model",
         "half the memory for the same numbers",
         _TRAINERS + "test_a_ref_model_of_the_same_base_is_not_kept",

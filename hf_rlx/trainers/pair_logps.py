@@ -237,7 +237,7 @@ def examine_pairs(trainer: PreferenceTrainer, rows: list[RankedGroup]) -> list[l
     return [[next(every) for _ in range(row.num_pairs)] for row in rows]
 
 
-def summarise_pairs(trainer: PreferenceTrainer, found: list[list[dict[str, float]]], prefix: str) -> dict[str, float]:
+def summarise_pairs(trainer: PreferenceTrainer, found: list[list[dict[str, float]]]) -> dict[str, float]:
     """The metrics of all rows of a data set, without prefix."""
     entries = [entry for row in found for entry in row]
     counts = {"n_pairs": float(len(entries)), "rows/without_pair": float(sum(not row for row in found))}
@@ -249,7 +249,7 @@ def summarise_pairs(trainer: PreferenceTrainer, found: list[list[dict[str, float
         names = ("logps/chosen", "logps/rejected")
         now = torch.tensor([[sum(e[n] for e in row) / len(row) for n in names] for _, row in kept])
         indices, step = [index for index, _ in kept], trainer.state.global_step
-        changes = trainer.watch.first_seen.change(prefix, len(found), indices, now, step)
+        changes = trainer.watch.first_seen.change(trainer.watch.held_out, len(found), indices, now, step)
         table |= {f"{name}_change": changes[:, place] for place, name in enumerate(names)}
     metrics = {name: mean for name, (mean, weight) in averaged(table).items() if weight}
     wins = float(table["rewards/accuracies"].sum())

@@ -45,6 +45,13 @@ class FirstSeen:
                 self._news.append((int(index[place]), entry))
         return result
 
+    def begin_run(self) -> None:
+        """Forget all but what was seen before the first optimizer step."""
+        self._first = {
+            name: first for name, first in self._first.items() if name != "train" and (first[:, 0] == 0).all()
+        }
+        self._news = []
+
     def share(self) -> None:
         """Tell the other processes which rows of the training data were seen; every process must call it."""
         told, self._news = gathered(self._news), []
@@ -76,11 +83,13 @@ class PairWatch(TrainerCallback):
 
     def __init__(self, advice: str) -> None:
         self.advice = advice
-        self.reset()
-
-    def reset(self) -> None:
-        """As at the start of a run."""
         self.first_seen = FirstSeen()
+        self.held_out = ""  # stands for the rows that are being evaluated
+        self.begin_run()
+
+    def begin_run(self) -> None:
+        """Forget an earlier run; held-out rows that were seen before it stay what later ones are compared with."""
+        self.first_seen.begin_run()
         self.told: list[str] = []
         self._logs: dict[str, list[list[float]]] = {}  # prefix -> change, margin, log-prob of the last logs
 

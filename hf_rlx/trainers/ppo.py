@@ -199,9 +199,9 @@ class PPOTrainer(OnlineTrainer):
             scored.add_columns(self._scores.extra)
         self._step_rewards = []
         for index, rollout in enumerate(rollouts):
-            longest = max(len(c.token_ids) for c in rollout.completions)
-            rollout.advantages = torch.zeros(len(rollout.completions), longest)
-            rollout.keep = ~torch.isnan(rollout.total)
+            lengths = torch.tensor([len(c.token_ids) for c in rollout.completions])
+            rollout.advantages = torch.zeros(len(lengths), max(int(lengths.max()), 1))
+            rollout.keep = ~torch.isnan(rollout.total) & (lengths > 0)
             if scored.steps:
                 steps = [function[index] for function in scored.steps]
                 self._step_rewards.append(token_rewards(steps, rollout, self.tokenizer))

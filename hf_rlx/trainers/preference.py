@@ -27,6 +27,7 @@ from hf_rlx.data.pairs import RankedGroup, check_preferences, encode_preference
 from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.trainers.base import BaseTrainer
+from hf_rlx.trainers.checkpointing import fingerprint
 from hf_rlx.trainers.config import BaseConfig
 from hf_rlx.trainers.health import loss_fault
 from hf_rlx.trainers.memory import Halving
@@ -136,7 +137,7 @@ class PreferenceTrainer(BaseTrainer):
 
     def summarise(self, found: list[Any], prefix: str) -> dict[str, float]:
         """Metrics, without prefix, of what `examine` kept of all rows of a dataset, in their order."""
-        return summarise_pairs(self, found, prefix)
+        return summarise_pairs(self, found)
 
     def check_dataset(self, dataset: Any, name: str) -> None:
         """Refuse a dataset (None: nothing) without the columns and rows that are needed; `name` is for messages."""
@@ -339,6 +340,8 @@ class PreferenceTrainer(BaseTrainer):
         """`examine` over a dataset, shared among the processes; every one gets all of it, in the rows' order."""
         if self.reference is not None:
             self.reference.precompute(dataset)
+        elif self.watch is not None:
+            self.watch.held_out = str(fingerprint(dataset))
         found: list[tuple[int, Any]] = []
         mine = range(self.args.process_index, len(dataset), self.args.world_size)
         batch = self.args.per_device_eval_batch_size
@@ -355,7 +358,7 @@ class PreferenceTrainer(BaseTrainer):
         super().begin_run()
         self._num_tokens = 0
         if self.watch is not None:
-            self.watch.reset()
+            self.watch.begin_run()
         if self.reference is not None:
             self.reference.forget()
 

@@ -46,7 +46,7 @@ from hf_rlx.trainers.config import BaseConfig, described, strict
 from hf_rlx.trainers.pair_batches import PairBatch
 from hf_rlx.trainers.preference import PreferenceConfig, PreferenceTrainer
 from hf_rlx.trainers.reward_model import add_reward_roles, reward_base
-from hf_rlx.trainers.reward_report import RewardReport, ScoredRow, fit_temperature, reward_report
+from hf_rlx.trainers.reward_report import TEMPERATURES, RewardReport, ScoredRow, fit_temperature, reward_report
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +173,9 @@ class RewardTrainer(PreferenceTrainer):
             disable_dropout(shared)
         self.train_roles = tuple(members)
         facts = shared.roles[REWARD].facts
-        facts.update(max_length=args.max_length, chat_template_kwargs=args.chat_template_kwargs)
+        context = getattr(shared.config.get_text_config(), "max_position_embeddings", None)
+        limits = [limit for limit in (args.max_length, context) if limit is not None]  # as `encode` cuts rows
+        facts.update(max_length=min(limits, default=None), chat_template_kwargs=args.chat_template_kwargs)
         facts.update(normalizer=args.normalizer)
         if len(members) > 1:
             facts.update(members=members, uncertainty_penalty=args.uncertainty_penalty)
@@ -332,9 +334,18 @@ class RewardTrainer(PreferenceTrainer):
         rows = [ScoredRow(*row) for row in self.examine_all(held_out)]
         facts = self.shared.roles[self.reward_role].facts
         if self.args.fit_temperature:
-            facts["temperature"] = fit_temperature(
-                torch.tensor([row.scores[i] - row.scores[j] for row in rows for i, j in row.pairs()])
-            )
+            margins = torch.tensor([row.scores[i] - row.scores[j] for row in rows for i, j in row.pairs()])
+            found = fit_temperature(margins)
+            if len(margins):
+                facts["temperature"] = found
+            if not len(margins) or found in TEMPERATURES:
+                logger.warning(
+                    "the temperature fitted on %d held-out pairs is %g, a bound or nothing: all of them are right, or "
+                    "the scores know nothing of them; rewards are divided by it, so give other pairs, or "
+                    "reward_function(temperature=1.0)",
+                    len(margins),
+                    found,
+                )
         if self.args.normalizer != "none":
             moments = RunningMoments()
             moments.update([score / facts.get("temperature", 1.0) for row in rows for score in row.scores])

@@ -38,7 +38,7 @@ from hf_rlx.functional.statistics import (
     wilson_interval,
 )
 
-_TEMPERATURES = (0.01, 100.0)
+TEMPERATURES = (0.01, 100.0)  # bounds of a fit
 
 
 class ScoredRow(NamedTuple):
@@ -190,11 +190,11 @@ def fit_temperature(margins: Tensor) -> float:
     def slope(inverse: float) -> float:
         return -float((m * torch.sigmoid(-inverse * m)).mean())
 
-    low, high = 1 / _TEMPERATURES[1], 1 / _TEMPERATURES[0]
+    low, high = 1 / TEMPERATURES[1], 1 / TEMPERATURES[0]
     if slope(low) >= 0:
-        return _TEMPERATURES[1]
+        return TEMPERATURES[1]
     if slope(high) <= 0:
-        return _TEMPERATURES[0]
+        return TEMPERATURES[0]
     for _ in range(100):  # bisection in the logarithm: the slope rises with 1 / T
         middle = math.sqrt(low * high)
         low, high = (middle, high) if slope(middle) < 0 else (low, middle)

@@ -9,7 +9,7 @@ from tests.invariants.ranks import ends_of_logs, run_both
 from tests.invariants.two_processes_pairs import CASES, train
 from tests.trainers.tools import relative_gap, untimed
 
-LIMIT = 120  # seconds; a process that waits for a backward of the other one would wait for ever
+LIMIT = 240  # seconds; a process that waits for a backward of the other one would wait for ever
 NAMES = """
     loss rewards/chosen rewards/margins rewards/accuracies logps/chosen logps/chosen_change entropy kl/chosen
     num_tokens rows/without_pair
@@ -35,8 +35,12 @@ def test_two_processes_give_the_run_of_one(both, tmp_path, case):
         for ours, theirs in zip(rank["gradients"], one["gradients"], strict=True):
             assert relative_gap(ours, theirs) < 2e-5
     for ours, theirs in zip(first["log"], one["log"], strict=True):
-        expected = {name: theirs[name] for name in NAMES.split() if name in theirs}
-        assert {name: ours[name] for name in NAMES.split() if name in ours} == pytest.approx(expected, abs=2e-5)
+        # Precomputed log-probs round as their batches do, and a margin of 0 becomes one of 1e-8: no tie any more.
+        names = [
+            n for n in NAMES.split() if n != "rewards/accuracies" or "precompute_ref_log_probs" not in CASES[case]
+        ]
+        expected = {name: theirs[name] for name in names if name in theirs}
+        assert {name: ours[name] for name in names if name in ours} == pytest.approx(expected, abs=2e-5)
     assert first["weights"] == second["weights"]
     assert [untimed(e) for e in first["log"]] == [untimed(e) for e in second["log"]]
     assert untimed(first["eval"]) == untimed(second["eval"])

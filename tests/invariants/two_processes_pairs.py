@@ -20,13 +20,11 @@ SAME = {"prompt": "1=", "chosen": "a", "rejected": "a"}
 
 # Steps of four rows over all processes, and a last one of what is left.
 CASES: dict[str, dict[str, Any]] = {
-    "dpo": {"rows": 6},
     "one row left": {"rows": 5},
     "accumulated": {"rows": 7, "gradient_accumulation_steps": 2, "rpo_alpha": 0.5},
     "lists": {"rows": 6},
     "one rank without pairs": {"rows": 4},
-    "all weights": {"rows": 5},
-    "precomputed": {"rows": 5, "precompute_ref_log_probs": True},
+    "all weights": {"rows": 5, "precompute_ref_log_probs": True},
     "ipo": {"kind": "ipo", "rows": 6},
     "simpo": {"kind": "simpo", "rows": 6, "num_train_epochs": 2, "shuffle_dataset": True},
     "orpo": {"kind": "orpo", "rows": 5, "nll_on_prompt": True},

@@ -78,7 +78,7 @@ class Said:
             for _ in range(num_generations):
                 ids = next(texts)
                 text = self.tokenizer.decode(ids, skip_special_tokens=True)
-                group.append(Completion(ids, [float("nan")] * len(ids), ids[-1] == EOS, text))
+                group.append(Completion(ids, [float("nan")] * len(ids), ids[-1:] == [EOS], text))
             groups.append(group)
             if on_group is not None:
                 on_group(index, group)

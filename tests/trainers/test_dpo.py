@@ -186,8 +186,20 @@ def test_orpo_s_likelihood_on_the_prompt_is_asked_for(tmp_path, nll_on_prompt):
         start = 0 if nll_on_prompt else len(group.prompt_ids) - 1
         expected.append(-float(logps[start:].mean()))
     assert loss == pytest.approx(sum(expected) / 3, abs=1e-5)
-    # A prompt's token is an input only, or a target too: then its output row has a gradient of its own.
     assert grads
+
+
+def test_orpo_s_other_numbers_do_not_see_the_prompt(tmp_path):
+    """Answers, lengths, entropies and odds are the same with `nll_on_prompt`, only the likelihood term is not."""
+    tables = []
+    for nll_on_prompt in (False, True):
+        made = trainer(config(tmp_path, "orpo", nll_on_prompt=nll_on_prompt), shared_model(), pairs(3))
+        rows = made.encode(list(enumerate(pairs(3))))
+        with torch.no_grad():
+            tables.append({k: v.tolist() for k, v in made.pair_objective(made.pairs(None, rows)).table.items()})
+    for name, values in tables[0].items():
+        same = tables[1][name] == pytest.approx(values, abs=1e-4)
+        assert same == (name not in ("nll_loss", "loss")), name
 
 
 def gradients(tmp_path, kind, model=None, data=None, **fields):
@@ -246,6 +258,47 @@ def test_rows_without_a_pair_change_nothing(tmp_path, kind):
     assert other[0]["rows/without_pair"] == 2
 
 
+def test_answers_without_a_token_in_common(tmp_path):
+    """Rows that are tokenized already and share no first token: each answer's first token is its prompt."""
+    rows = [
+        {"chosen_ids": [5, 69, 2], "rejected_ids": [7, 70, 71, 2]},
+        {"chosen_ids": [1, 69], "rejected_ids": [1, 70]},
+    ]
+    made = trainer(config(tmp_path), tiny_llama(), rows)
+    encoded = made.encode(list(enumerate(rows)))
+    assert [len(each.groups) for each in encoded] == [2, 1]
+    table = made.pair_objective(made.pairs(None, encoded)).table
+
+    def logp(ids):
+        with torch.no_grad():
+            logits = made.shared.causal_lm(input_ids=torch.tensor([ids])).logits[0, :-1]
+        return float(torch.log_softmax(logits, -1).gather(1, torch.tensor(ids)[1:, None]).sum())
+
+    assert table["logps/chosen"].tolist() == pytest.approx([logp(row["chosen_ids"]) for row in rows], abs=1e-4)
+    assert table["logps/rejected"].tolist() == pytest.approx([logp(row["rejected_ids"]) for row in rows], abs=1e-4)
+    made.train()
+    assert made.state.log_history[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_are_trained_on_and_long_ones_cut(tmp_path, kind):
+    """Through the chat template, up to EOS; rows over max_length are cut and counted, none is lost."""
+    tokenizer = load_tokenizer("tiny")
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] + '<eos>\n' }}{% endfor %}"
+    rows = [
+        {"chosen": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2" * n}],
+         "rejected": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "33"}]}
+        for n in (1, 3, 20, 4)
+    ]  # fmt: skip
+    made = trainer(config(tmp_path, kind, max_length=16), dataset=rows, processing_class=tokenizer)
+    for each in made.encode(list(enumerate(rows))):
+        (group,) = each.groups
+        assert all(ids[-1] == 2 and len(group.prompt_ids) + len(ids) <= 16 for ids in group.response_ids)
+    made.train()
+    log = made.state.log_history[0]
+    assert (log["rows/cut"], log["rows/without_pair"]) == (1, 0)
+
+
 # --- the optimum -----------------------------------------------------------------------------------------------------
 
 
@@ -269,9 +322,9 @@ def test_the_optimum_is_the_reference_tilted_by_the_reward(tmp_path):
         beta=0.5,
         per_device_train_batch_size=len(rows),
         max_tokens_per_update=10_000,
-        max_steps=250,
+        max_steps=120,
         logging_steps=50,
-        learning_rate=0.02,
+        learning_rate=0.04,
         lr_scheduler_type="cosine",
     )
     made = trainer(args, model, rows)
@@ -438,9 +491,13 @@ def test_without_a_reference_changes_are_since_first_sight(tmp_path, kind):
     for name in ("logps/chosen", "logps/rejected"):
         assert f"{name}_change" not in first
         assert second[f"{name}_change"] == pytest.approx(second[name] - first[name], abs=1e-4)
-    # train() begins a new run, whose first evaluation is this one.
     assert "eval_logps/chosen_change" not in before
-    assert "eval_logps/chosen_change" not in made.evaluate()
+    after = made.evaluate()
+    assert after["eval_logps/chosen_change"] == pytest.approx(
+        after["eval_logps/chosen"] - before["eval_logps/chosen"], abs=1e-4
+    )
+    # Other rows, more of them, under the same prefix.
+    assert "eval_logps/chosen_change" not in made.evaluate(pairs(7, seed=2))
 
 
 def test_evaluation_during_training_tells_the_change(tmp_path):

@@ -195,6 +195,17 @@ def test_unscored_and_masked_texts_leave_loss_and_denominators(tmp_path):
     assert log["completions/kept_fraction"] == 0.5
 
 
+def test_texts_without_a_token_leave_loss_and_denominators(tmp_path):
+    """Every other prompt gets none at all, as a server may say; they are scored and reported, and not learned from."""
+    texts = [[70, 71, EOS], []] * 8
+    trainer = ppo(ppo_config(tmp_path), lambda completions, **_: [float(len(c)) for c in completions], texts=texts)
+    trainer.train()
+    assert [int(batch.mask.sum()) for batch in trainer.batches] == [8 * 3]
+    assert float(trainer.batches[0].normalizer) == 24
+    assert trainer.state.log_history[0]["completions/kept_fraction"] == 0.5
+    assert trainer.state.log_history[0]["reward"] == 1.0
+
+
 def test_no_reward_at_all_moves_nothing(tmp_path):
     trainer = ppo(
         ppo_config(tmp_path, max_steps=2, weight_decay=0.1, num_iterations=2), lambda completions, **_: [None]

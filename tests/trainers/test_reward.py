@@ -562,6 +562,21 @@ def test_calibration_is_not_that_of_an_earlier_training(tmp_path):
     assert not {"temperature", "moments"} & shared.roles["reward"].facts.keys()
 
 
+def test_a_temperature_at_its_bound_is_told(tmp_path, monkeypatch, caplog):
+    """Two pairs that are right: the more certain the better, so the fit stops at 0.01, and rewards are 100 scores. Of
+    two alike there is nothing to fit, and no temperature."""
+    rewards = trainer(config(tmp_path, fit_temperature=True), eval_dataset=pairs(2))
+    found = [([1.0, 0.0], [1, 1], [0.0, 1.0]), ([3.0, 1.0], [1, 1], [0.0, 1.0])]
+    monkeypatch.setattr(rewards, "examine_all", lambda dataset: found)
+    with caplog.at_level(logging.WARNING):
+        assert rewards.calibrate()["temperature"] == 0.01
+    assert "the temperature fitted on 2 held-out pairs is 0.01" in caplog.text
+    del rewards.shared.roles["reward"].facts["temperature"]
+    monkeypatch.setattr(rewards, "examine_all", lambda dataset: [([1.0, 1.0], [1, 1], [0.0, 0.0])])
+    assert "temperature" not in rewards.calibrate()
+    assert "the temperature fitted on 0 held-out pairs is nan" in caplog.text
+
+
 def test_an_ensemble_is_trained_as_a_whole(tmp_path):
     """Members that stay behind would go on being averaged in."""
     shared = shared_model()

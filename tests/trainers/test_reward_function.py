@@ -61,6 +61,16 @@ def test_texts_ids_and_messages_have_one_score(trained):
     assert alone == pytest.approx(plain(rewards.shared)(PROMPTS, TEXTS), abs=1e-5)
 
 
+@pytest.mark.parametrize("limit", [None, 20, 1024])
+def test_a_long_text_is_cut_as_in_training(tmp_path, limit):
+    """To max_length, and to the 64 tokens of the model's context in any case: beyond it positions mean nothing."""
+    rewards = trainer(config(tmp_path, max_length=limit), shared_model())
+    row = {"prompt": "1" * 100, "chosen": "abc", "rejected": "b" * 100}
+    expected = rewards.examine(rewards.encode([(0, row)]))[0].scores
+    found = plain(rewards.shared)([row["prompt"]] * 2, [row["chosen"], row["rejected"]])
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
 def test_an_answer_that_was_cut_has_no_eos(trained):
     """Ids are scored as they were sampled."""
     rewards, _ = trained
@@ -160,6 +170,27 @@ def test_what_is_left_to_the_role_follows_it(tmp_path):
     rewards.train()
     assert early.temperature == shared.roles["reward"].facts["temperature"] != 1.0
     assert early(PROMPTS, TEXTS) == shared.reward_function()(PROMPTS, TEXTS)
+
+
+def test_processes_share_their_moments():
+    """Both start with 1, 3; one scores 2, 4 and the other 5, a third nothing: 1, 3, 2, 4, 5 have mean 3 and squares
+    4 + 0 + 1 + 1 + 4 = 10 on all of them. What is shared once is not counted again."""
+    functions = []
+    for _ in range(3):
+        shared = shared_model()
+        shared.add_role("reward")
+        shared.roles["reward"].facts["moments"] = {"count": 2, "mean": 2.0, "m2": 2.0, "low": 1.0, "high": 3.0}
+        functions.append(shared.reward_function(tokenizer=load_tokenizer("tiny"), normalizer="running"))
+    functions[0].read(torch.tensor([2.0]))
+    functions[0].read(torch.tensor([4.0, torch.nan]))
+    functions[1].read(torch.tensor([5.0]))
+    expected = {"count": 5, "mean": 3.0, "m2": 10.0, "low": 1.0, "high": 5.0}
+    for _ in range(2):
+        states = [function._since.state_dict() for function in functions]
+        for function in functions:
+            function.share(lambda own, states=states: states)
+            found = function.shared.roles["reward"].facts["moments"]
+            assert found == pytest.approx(expected, abs=1e-12)
 
 
 def test_ids_of_another_vocabulary_are_not_read(caplog):
