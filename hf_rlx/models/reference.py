@@ -33,14 +33,22 @@ def kind(shared: SharedModel) -> str:
     return "adapters_off" if shared.roles[REFERENCE].adapter is None else "adapter_copy"
 
 
-def prepare(shared: SharedModel) -> str:
-    """Make the reference from the policy as it is now (once); returns its `kind`."""
-    if REFERENCE in shared.roles:
+def prepare(shared: SharedModel, anew: bool = False) -> str:
+    """Make the reference from the policy as it is now, unless there is one; returns its `kind`. `anew`: also where an
+    earlier trainer left one, which that trainer's policy started from."""
+    left = shared.roles.get(REFERENCE)
+    if left is not None and not anew:
         return kind(shared)
     adapter = shared.roles[POLICY].adapter
+    shared.frozen_copies.pop(REFERENCE, None)
     if adapter is None or any(not belongs(name, adapter) for name in shared.policy_parameters):
         shared.frozen_copies[REFERENCE] = copy.deepcopy(shared.causal_lm).requires_grad_(False).eval()
         shared.roles[REFERENCE] = Role(adapter, trainable=False)
+        return kind(shared)
+    if left is not None and left.adapter == REFERENCE:
+        with torch.no_grad():
+            for _, mine, policy in _pairs(shared):
+                mine.copy_(_alike(policy, mine))
         return kind(shared)
     shared.roles[REFERENCE] = Role(None, trainable=False)
     if not _same_outputs(shared):

@@ -303,10 +303,10 @@ class SharedModel(WalkedModule):
             self.heads[name] = ScalarHead(self.config.get_text_config().hidden_size, zero).to(self.device)
         self.roles[name] = Role(adapter, name if head else None)
 
-    def prepare_reference(self) -> str:
-        """Make the role `reference` from the policy as it is now; call it before the optimizer is built. Returns its
-        kind, see `models/reference.py`."""
-        return reference.prepare(self)
+    def prepare_reference(self, anew: bool = False) -> str:
+        """Make the role `reference` from the policy as it is now, unless there is one (`anew`: in any case); call it
+        before the optimizer is built. Returns its kind, see `models/reference.py`."""
+        return reference.prepare(self, anew)
 
     def sync_reference(self, alpha: float) -> None:
         """reference <- alpha * policy + (1 - alpha) * reference (TRL's `sync_ref_model`, adapters too)."""

@@ -91,7 +91,7 @@ def lean_step(model: Any, cache: Any) -> LeanStep | None:
         cache: what the generator decodes with.
     """
     decoder = model.base_model
-    parts = [getattr(decoder, name, None) for name in ("embed_tokens", "layers", "norm", "rotary_emb")]
+    parts: list[Any] = [getattr(decoder, name, None) for name in ("embed_tokens", "layers", "norm", "rotary_emb")]
     head = model.get_output_embeddings()
     if any(part is None for part in parts) or head is None or hasattr(model, "hf_device_map"):
         return None
@@ -110,11 +110,13 @@ _MLP = ("gate_proj", "up_proj", "act_fn", "down_proj")
 
 
 def _block(layer: Any) -> _Block | None:
-    attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
-    norms = [getattr(layer, name, None) for name in ("input_layernorm", "post_attention_layernorm")]
-    projections = [getattr(attention, name, None) for name in _ATTENTION]
-    feed = [getattr(mlp, name, None) for name in _MLP]
-    scaling, head_dim = getattr(attention, "scaling", None), getattr(attention, "head_dim", None)
+    attention: Any = getattr(layer, "self_attn", None)
+    mlp: Any = getattr(layer, "mlp", None)
+    norms: list[Any] = [getattr(layer, name, None) for name in ("input_layernorm", "post_attention_layernorm")]
+    projections: list[Any] = [getattr(attention, name, None) for name in _ATTENTION]
+    feed: list[Any] = [getattr(mlp, name, None) for name in _MLP]
+    scaling: Any = getattr(attention, "scaling", None)
+    head_dim: Any = getattr(attention, "head_dim", None)
     if any(part is None for part in (*norms, *projections, *feed, scaling, head_dim)):
         return None
     if any(_hooked(module) for module in (layer, attention, mlp)):  # placed, split or watched by somebody

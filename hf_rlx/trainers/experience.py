@@ -39,9 +39,6 @@ def fill_in(
         batches: of one pass, with `places`, `old_logps`, `old_values`, and `ref_logps` where there is a KL.
     """
     args, store = trainer.args, trainer.metrics["train"]
-    for function in trainer.scorer.functions:
-        if hasattr(function.call, "share"):  # running moments, the same on all processes before they are saved
-            function.call.share(gathered)
     full = [batch for batch in batches if batch.groups]
     rows = [_rows(trainer, rollouts, step_rewards, batch) for batch in full]
     if args.whiten_rewards:

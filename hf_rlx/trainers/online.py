@@ -41,6 +41,7 @@ from hf_rlx.trainers.dynamic_sampling import replace_flat_groups
 from hf_rlx.trainers.evaluate import evaluate_rollouts
 from hf_rlx.trainers.health import loss_fault
 from hf_rlx.trainers.memory import Halving, with_fewer_rows
+from hf_rlx.trainers.metrics import gathered
 from hf_rlx.trainers.minibatches import make_minibatches
 from hf_rlx.trainers.observe import UpdateBar, record_rollouts
 from hf_rlx.trainers.online_config import OnlineConfig
@@ -243,7 +244,7 @@ class OnlineTrainer(BaseTrainer):
         """A reference, unless nothing is held near it; no critic."""
         critic.put_aside(shared)
         if isinstance(args, OnlineConfig) and args.beta > 0:
-            logger.info("reference: %s", shared.prepare_reference())
+            logger.info("reference: %s", shared.prepare_reference(anew=True))
 
     def sample(self, rows: list[dict[str, Any]]) -> list[Rollout]:
         """Generate and score; with `dynamic_sampling`, replace groups without signal by fresh prompts."""
@@ -256,6 +257,9 @@ class OnlineTrainer(BaseTrainer):
         with together():
             self.scorer.note_rollout(collected.scores.total)
             self._num_tokens += record_rollouts(self, collected)
+        for function in self.scorer.functions:
+            if hasattr(function.call, "share"):  # running moments, the same on all processes before they are saved
+                function.call.share(gathered)
         self._scores = collected.scores
         return collected.rollouts
 

@@ -92,7 +92,8 @@ def test_a_step_that_cannot_run_falls_back(caplog):
     generator.model.causal_lm.model.rotary_emb = Narrow()
     with caplog.at_level(logging.INFO, logger=module.__name__):
         actual = generator.generate(PROMPTS, 2, SamplingParams(8, seed=1))
-    assert generator.lean is False and "own forward: RuntimeError" in caplog.text
+    assert generator.lean is False
+    assert "own forward: RuntimeError" in caplog.text
     assert actual == plain.generate(PROMPTS, 2, SamplingParams(8, seed=1))
 
 
@@ -111,7 +112,7 @@ def test_lean_and_plain_sample_the_same():
 
 
 def test_what_others_hook_into_the_model_still_runs():
-    """A hook on a projection is called at every step; one on a layer, which lean decoding never calls, rules it out."""
+    """A hook on a projection is called at every step; one on a layer, which this never calls, rules lean steps out."""
     model = shared("llama")
     seen = []
     attention = model.causal_lm.model.layers[1].self_attn

@@ -79,7 +79,8 @@ def test_isolated_functions_get_a_process_each():
         for group in FOUR:
             scorer.submit(group)
         pids = {int(pid) for pid in scorer.gather().rewards[:, 0].tolist()}
-    assert len(pids) == 2 and os.getpid() not in pids
+    assert len(pids) == 2
+    assert os.getpid() not in pids
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
