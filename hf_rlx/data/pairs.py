@@ -110,7 +110,11 @@ def encode_preference(
     try:
         check_row(row)
         if "chosen_ids" in row:
-            encoded = _split(None, [list(row["chosen_ids"]), list(row["rejected_ids"])])
+            given = [list(row["chosen_ids"]), list(row["rejected_ids"])]
+            foreign = [i for ids in given for i in ids if not 0 <= i < len(tokenizer)]
+            if foreign:
+                raise ValueError(f"has the token id {foreign[0]}, but the tokenizer has {len(tokenizer)} tokens")
+            encoded = _split(None, given)
             encoded = fit(encoded, max_length, tokenizer.bos_token_id)
         else:
             tools = row.get("tools")

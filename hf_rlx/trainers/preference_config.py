@@ -36,9 +36,9 @@ class PreferenceConfig(BaseConfig):
             told = str(spec.metadata.get("help", ""))
             if told.startswith("Not carried") and getattr(self, name) != spec.default:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not carried by hf_rlx: {told.partition(': ')[2]}")
-        if self.max_length is not None and (isinstance(self.max_length, bool) or self.max_length < 2):
+        if self.max_length is not None and (type(self.max_length) is not int or self.max_length < 2):
             raise ValueError(
-                f"max_length must be at least 2 (a prompt and an answer) or None, got {self.max_length!r}"
+                f"max_length must be a whole number of at least 2 (prompt and answer) or None, got {self.max_length!r}"
             )
         if self.auto_find_batch_size:
             raise ValueError("auto_find_batch_size is not needed: micro-batches that do not fit are done in halves")

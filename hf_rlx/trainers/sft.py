@@ -108,10 +108,6 @@ class SFTTrainer(PreferenceTrainer):
         self.metrics["train"].add("entropy", masked_mean(scores.entropies, scores.mask), int(scores.mask.sum()))
         return -masked_sum(scores.per_token_logps, scores.mask) / batch.normalizer
 
-    def zero_loss(self, model: nn.Module, role: str) -> Tensor:
-        """See `PreferenceTrainer`."""
-        return model(self.dummy_groups()).per_token_logps.sum() * 0
-
     def examine(self, rows: list[RankedGroup]) -> list[tuple[float, int]]:
         """Summed log-prob (nats) and tokens of every row's answer."""
         groups = [row.groups[0] for row in rows]

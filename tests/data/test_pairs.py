@@ -307,3 +307,9 @@ def test_faults_of_encoding_name_the_row(tokenizer):
 def test_groups_are_long_tensors(tokenizer):
     group = encode_preference(GOOD, 0, tokenizer).groups[0]
     assert group.prompt_ids.dtype == torch.long
+
+
+@pytest.mark.parametrize(("ids", "foreign"), [([1, 5, 6000, 2], 6000), ([-1, 5], -1)])
+def test_foreign_token_ids_are_named(ids, foreign):
+    with pytest.raises(ValueError, match=f"row 4 has the token id {foreign}, but the tokenizer has 64 tokens"):
+        encode_preference({"chosen_ids": [3, 4], "rejected_ids": ids}, 4, word_tokenizer())
