@@ -134,18 +134,20 @@ def bubblewrap_arguments(
     Args:
         bwrap: path of the program.
         layout: its environment is set.
-        limits: `scratch_mb` sizes /tmp.
+        limits: `scratch_mb` sizes the folder that the program starts in, /tmp wherever possible.
         files: from `bubblewrap_files`.
         filter_fd: descriptor with the seccomp filter.
         work: a folder of the host to bind writable at /work, for jobs of several boxes.
     """
     command = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
-    for name, value in {**layout.env, "HOME": "/tmp", "TMPDIR": "/tmp"}.items():
+    # Files of the layout that lie in /tmp would stand in the candidate's own folder, where it may write beside them.
+    scratch = "/scratch" if any(path.startswith("/tmp/") for path in layout.read) else "/tmp"
+    for name, value in {**layout.env, "HOME": scratch, "TMPDIR": scratch}.items():
         command += ["--setenv", name, value]
     command += ["--hostname", "box", "--dev", "/dev", "--size", str(16 << 20), "--tmpfs", "/dev/shm"]
-    command += ["--size", str(limits.scratch_mb << 20), "--tmpfs", "/tmp"]
+    command += ["--size", str(limits.scratch_mb << 20), "--tmpfs", scratch]
     command += files
     if work is not None:
         command += ["--bind", work, "/work"]
     command += ["--remount-ro", "/dev", "--remount-ro", "/"]
-    return [*command, "--chdir", "/tmp", "--seccomp", str(filter_fd)]
+    return [*command, "--chdir", scratch, "--seccomp", str(filter_fd)]

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from hf_rlx.verifiers import landlock, sandbox, seccomp
+from hf_rlx.verifiers.box_layout import Layout, Limits, bubblewrap_arguments
 from hf_rlx.verifiers.boxes import BoxFailureError, CandidateError
 from hf_rlx.verifiers.sandbox import CandidateRaisedError, Sandbox, SandboxUnavailable, call
 from hf_rlx.verifiers.wire import decode
@@ -411,3 +412,12 @@ def test_commands_share_a_folder_and_nothing_else(box):
     with box.folder() as folder:
         assert folder.run([program, "-S", "-c", "import os; print(os.listdir())"], 5).out == b"[]\n"
     assert not path.exists() or not list(path.iterdir())
+
+
+def test_an_interpreter_in_tmp_is_not_in_the_candidates_folder():
+    """A checkout in /tmp has its packages there: then another folder is the one to write in."""
+    for path, scratch in (("/tmp/venv/lib/numpy", "/scratch"), ("/usr/lib/numpy", "/tmp")):
+        command = bubblewrap_arguments("bwrap", Layout("/usr/bin/python3", (path,)), Limits(), [], 4, None)
+        assert command[command.index("--chdir") + 1] == scratch
+        assert command[command.index("HOME") + 1] == scratch
+        assert command[command.index("--size", command.index("/dev/shm")) + 3] == scratch
