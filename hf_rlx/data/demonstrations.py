@@ -14,7 +14,8 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from hf_rlx.data.formats import _check_container, _problem
+from hf_rlx.data.formats import check_container
+from hf_rlx.data.pair_checks import check_answer
 from hf_rlx.data.pairs import RankedGroup, encode_answers
 from hf_rlx.data.special_tokens import SpecialTokens
 from hf_rlx.types import Group
@@ -40,7 +41,7 @@ def check_demonstrations(dataset: Any, name: str) -> None:
     """
     if dataset is None:
         return
-    _check_container(dataset, name)
+    check_container(dataset, name)
     columns = list(getattr(dataset, "column_names", None) or dataset[0])
     if _kind(columns) is None:
         renames = {found: wanted for wanted, known in _ALIASES.items() for found in columns if found in known}
@@ -115,12 +116,7 @@ def _check_row(row: Any) -> None:
     if kind is None:
         raise ValueError(f"is {str(row)[:80]!r}; it needs prompt and completion, or messages, or text")
     for column in kind:
-        value = row[column]
-        if not value or not isinstance(value, str | list):
-            raise ValueError(f"has {repr(value)[:80]} as `{column}`; give it text or messages, or drop it")
-        problem = _problem(value)
-        if problem is not None:
-            raise ValueError(f"{problem} of `{column}`; give it text or messages, or drop it")
+        check_answer(row[column], f"`{column}`")
     if kind == ("messages",) and row["messages"][-1]["role"] != "assistant":
         raise ValueError(f"ends with a message of {row['messages'][-1]['role']!r}; nothing of an assistant to learn")
     if kind == ("prompt", "completion") and isinstance(row["prompt"], str) and not isinstance(row["completion"], str):

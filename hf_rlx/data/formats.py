@@ -37,14 +37,14 @@ def check_prompts(dataset: Any, name: str, max_characters: int | None = None) ->
     """
     if dataset is None:
         return
-    _check_container(dataset, name)
+    check_container(dataset, name)
     first = dataset[0]
     if not isinstance(first, dict):
         raise ValueError(f"{name} must have rows that are dictionaries with a `prompt`, got {type(first).__name__}")
     _check_columns(list(getattr(dataset, "column_names", None) or first), name)
     kind: str | None = None
     for index, prompt in enumerate(_prompts_of(dataset, name)):
-        problem = _problem(prompt)
+        problem = problem_of(prompt)
         if problem is not None:
             raise ValueError(f"{name}: row {index} {problem}; give it text or messages, or drop it")
         this = "plain text" if isinstance(prompt, str) else "messages"
@@ -81,7 +81,7 @@ def check_all_prompts(train_dataset: Any, eval_dataset: Any, room: int | None = 
         check_prompts(dataset, f"eval_dataset {name}".strip(), most)
 
 
-def _check_container(dataset: Any, name: str) -> None:
+def check_container(dataset: Any, name: str) -> None:
     """That it is one dataset of known, positive length."""
     if isinstance(dataset, dict):
         raise ValueError(
@@ -116,7 +116,7 @@ def _check_columns(columns: list[str], name: str) -> None:
     )
 
 
-def _problem(prompt: Any) -> str | None:
+def problem_of(prompt: Any) -> str | None:
     """What is wrong with one prompt, after "row 3 ..."; None: nothing."""
     if not prompt or not isinstance(prompt, str | list):
         return f"has the prompt {repr(prompt)[:80]}"

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hf_rlx.data.formats import _check_container, _problem
+from hf_rlx.data.formats import check_container, problem_of
 
 # Columns under other names, and what to call them.
 _ALIASES = {
@@ -33,7 +33,7 @@ def check_preferences(dataset: Any, name: str) -> None:
     """
     if dataset is None:
         return
-    _check_container(dataset, name)
+    check_container(dataset, name)
     first = dataset[0]
     if not isinstance(first, dict):
         raise ValueError(f"{name} must have rows that are dictionaries, got {type(first).__name__}")
@@ -86,7 +86,7 @@ def check_row(row: Any) -> None:
         _check_list(row)
     else:
         for column in ("chosen", "rejected"):
-            _check_answer(row.get(column), f"`{column}`")
+            check_answer(row.get(column), f"`{column}`")
     if "chosen_ids" not in row:
         answers = row["responses"] if "responses" in row else [row["chosen"], row["rejected"]]
         _check_kinds(row.get("prompt"), answers, "prompt" in row)
@@ -101,7 +101,7 @@ def _check_list(row: dict[str, Any]) -> None:
         count = len(responses) if isinstance(responses, list | tuple) else repr(responses)[:40]
         raise ValueError(f"has {count} as `responses`; give a list of at least two, or drop it")
     for place, answer in enumerate(responses):
-        _check_answer(answer, f"`responses[{place}]`")
+        check_answer(answer, f"`responses[{place}]`")
     column = "ranks" if row.get("ranks") is not None else "scores"
     values = row.get(column)
     if not isinstance(values, list | tuple) or len(values) != len(responses):
@@ -115,10 +115,18 @@ def _number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def _check_answer(answer: Any, what: str) -> None:
+def check_answer(answer: Any, what: str) -> None:
+    """Refuse what is neither text nor messages, or empty.
+
+    Args:
+        answer: of a row. what: its name in messages, e.g. "`chosen`".
+
+    Raises:
+        ValueError: reads on from "row 3 ...".
+    """
     if not answer or not isinstance(answer, str | list):
         raise ValueError(f"has {repr(answer)[:80]} as {what}; give it text or messages, or drop it")
-    problem = _problem(answer)
+    problem = problem_of(answer)
     if problem is not None:
         raise ValueError(f"{problem} of {what}; give it text or messages, or drop it")
 
@@ -128,7 +136,7 @@ def _check_kinds(prompt: Any, answers: Sequence[Any], explicit: bool) -> None:
     if explicit:
         if not prompt or not isinstance(prompt, str | list):
             raise ValueError(f"has the prompt {repr(prompt)[:80]}; give it text or messages, or drop it")
-        problem = _problem(prompt)
+        problem = problem_of(prompt)
         if problem is not None:
             raise ValueError(f"{problem} of `prompt`; give it text or messages, or drop it")
     texts = [isinstance(answer, str) for answer in answers]
