@@ -57,7 +57,7 @@ class _Counted:
         return [self._penalty(units) for units in _units(self.unit, completions, columns, self.__name__)]
 
     def _penalty(self, units: Sequence[Any]) -> float:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say how it counts")
 
 
 class LengthPenalty(_Counted):

@@ -124,7 +124,7 @@ class JudgedRows:
 
     def _verdicts(self, completions: Sequence[Completion], columns: dict[str, Any]) -> list[Verdict]:
         """One verdict a completion."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say how it judges")
 
     def _more_metrics(self, verdicts: list[Verdict]) -> dict[str, float]:
         """What is logged beside the number of failures."""
