@@ -1,6 +1,6 @@
 """The program inside a box. It arrives as compiled code, imports the standard library only, and trusts its parent.
 
-It says "ready", waits for one job and does it, under limits that it puts on itself before any foreign code runs:
+It says "ready", waits for one job and does it, under limits that it was started with:
 
     call      run the code as a module, then answer calls of its functions, one at a time
     program   run the code as `__main__` with a given standard input; the exit code tells how it ended
@@ -17,20 +17,24 @@ from __future__ import annotations
 import _sitebuiltins
 import builtins
 import marshal
-import os
-import resource
+import posix
 import sys
-from _json import encode_basestring_ascii as quote
 
-# The types below are names only: loading `typing` would cost every box more than all the rest.
+# Whatever is imported here costs every box, `os` more than a millisecond: hence `posix` itself, strings quoted without
+# `json`, and types that are names only.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    def run(source: str, names: dict) -> None:
+        """The boot code's: `exec` of text from a place without future imports. `compile` would set up all the types of
+        syntax trees first, which takes a millisecond."""
+
+
 _REPLY = 3
 _DEPTH, _BITS, _SIZE = 40, 4000, 1 << 20
-_exit, _write, _read, _loads = os._exit, os.write, os.read, marshal.loads
+_exit, _write, _read, _loads = posix._exit, posix.write, posix.read, marshal.loads
 
 
 class _Refused(Exception):  # noqa: N818 - its name is what the parent sees
@@ -54,6 +58,19 @@ def _encoder() -> Callable[[Any], str]:
     kind, text, number, yes, whole, real = type, str, float.__repr__, bool, int, float
     string, array, mapping, is_sub, refused = str, list, dict, issubclass, _Refused
     exact, convert, keys, deepest, bits, most = _EXACT, _CONVERT, ((tuple, "t"), (set, "s")), _DEPTH, _BITS, _SIZE
+    is_ascii, is_printable, code_point = str.isascii, str.isprintable, ord
+
+    def escaped(letter: str) -> str:
+        code = code_point(letter)
+        if code > 0xFFFF:  # JSON writes it as two surrogates
+            code -= 0x10000
+            return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
+        return f"\\u{code:04x}"
+
+    def quote(value: str) -> str:
+        if is_ascii(value) and is_printable(value) and '"' not in value and "\\" not in value:
+            return '"' + value + '"'
+        return '"' + "".join([c if " " <= c <= "~" and c not in '"\\' else escaped(c) for c in value]) + '"'
 
     def plain(value: Any) -> Any:
         """NumPy's scalars and subclasses of builtins as what they hold; their own methods are not asked."""
@@ -142,32 +159,23 @@ def _fault(ident: str, error: BaseException) -> str:
     return _message(ident, "e", _encode(type(error).__name__[:80]))
 
 
-def _limit(limits: dict[str, int]) -> None:
-    """Soft and hard limits at once, so that a process over one is killed and cannot raise it."""
-    for name, value in limits.items():
-        kind = getattr(resource, name)
-        hard = resource.getrlimit(kind)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (value, value))
-
-
 def _files(stdin: bytes | None, quiet: bool) -> None:
     """Standard input from a file that has no name any more, or empty; output to nowhere when `quiet`."""
     if stdin:
-        path = os.path.join(os.environ.get("TMPDIR", "/tmp"), ".input")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        os.unlink(path)
+        path = posix.environ.get(b"TMPDIR", b"/tmp") + b"/.input"
+        descriptor = posix.open(path, posix.O_RDWR | posix.O_CREAT | posix.O_EXCL, 0o600)
+        posix.unlink(path)
         data = memoryview(stdin)
         while data:
-            data = data[os.write(descriptor, data) :]
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        os.dup2(descriptor, 0)
-        os.close(descriptor)
+            data = data[posix.write(descriptor, data) :]
+        posix.lseek(descriptor, 0, 0)
+        posix.dup2(descriptor, 0)
+        posix.close(descriptor)
     if quiet:
-        nowhere = os.open("/dev/null", os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
-        os.close(nowhere)
+        nowhere = posix.open("/dev/null", posix.O_WRONLY)
+        posix.dup2(nowhere, 1)
+        posix.dup2(nowhere, 2)
+        posix.close(nowhere)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
@@ -199,7 +207,7 @@ def _serve(control: int, job: dict) -> None:
     """Load the code, then answer calls. An exception is an answer; what is meant to end a program ends this one."""
     names, ident, loaded = _module("solution"), job["id"], False
     try:
-        exec(compile(job["code"], "<solution>", "exec", dont_inherit=True), names)
+        run(job["code"], names)
         loaded = True
         _reply(_message(ident, "v", "null"))
         while True:
@@ -243,11 +251,11 @@ def _test(control: int, job: dict) -> None:
     iterates = any("StopIteration" in source for source in job["tests"])
     names, state = _module("tests"), {"id": job["id"], "raised": None, "iterates": iterates}
     try:
-        exec(compile(job["setup"], "<setup>", "exec", dont_inherit=True), names)
+        run(job["setup"], names)
         for name in job["stand_ins"]:
             names[name] = _stand_in(control, name, state)
         for source in job["tests"]:
-            exec(compile(source, "<tests>", "exec", dont_inherit=True), names)
+            run(source, names)
         if job["entry_point"]:
             names["check"](names[job["entry_point"]])
     except AssertionError:
@@ -270,25 +278,24 @@ def _become(job: dict) -> None:
     for name, content in job["files"].items():
         with open(name, "w", encoding="utf-8") as file:
             file.write(content)
-    os.execve(job["argv"][0], job["argv"], {**os.environ, **job["env"]})
+    posix.execve(job["argv"][0], job["argv"], {**posix.environ, **job["env"]})
 
 
 def main() -> None:
     """Be ready, take one job, do it."""
-    control = os.dup(0)
-    os.set_inheritable(_REPLY, False)
-    nowhere = os.open("/dev/null", os.O_RDONLY)
-    os.dup2(nowhere, 0)
-    os.close(nowhere)
+    control = posix.dup(0)
+    posix.set_inheritable(_REPLY, False)
+    nowhere = posix.open("/dev/null", posix.O_RDONLY)
+    posix.dup2(nowhere, 0)
+    posix.close(nowhere)
     _interactive_names()
     _write(_REPLY, b"ready\n")
     job = _receive(control)
     mode = job["mode"]
     if "cwd" in job:
-        os.chdir(job["cwd"])
-    _limit(job["limits"])
+        posix.chdir(job["cwd"])
     if mode == "exec":
-        os.close(control)
+        posix.close(control)
         _become(job)
     sys.path[:] = job["path"]
     _files(job.get("stdin"), quiet=mode != "program")
@@ -296,10 +303,10 @@ def main() -> None:
         _serve(control, job)
     elif mode == "tests":
         _test(control, job)
-    os.close(control)
-    os.close(_REPLY)
+    posix.close(control)
+    posix.close(_REPLY)
     sys.argv = ["solution.py"]
-    exec(compile(job["code"], "<solution>", "exec", dont_inherit=True), _module("__main__"))
+    run(job["code"], _module("__main__"))
 
 
 if __name__ == "__main__":

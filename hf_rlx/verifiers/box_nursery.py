@@ -16,6 +16,7 @@ import ctypes
 import gc
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -24,23 +25,23 @@ import sys
 from typing import Any
 
 from hf_rlx.verifiers import landlock, seccomp
-from hf_rlx.verifiers.box_layout import Layout, Limits, bubblewrap_arguments, bubblewrap_files, outermost
+from hf_rlx.verifiers.box_layout import DEVICES, Layout, Limits, bubblewrap_arguments, bubblewrap_files, outermost
 
 _NEW_MOUNTS, _PRIVATE, _BIND, _NO_SUID, _NO_DEV = 0x20000, (1 << 18) | (1 << 14), 4096 | (1 << 14), 2, 4
 _SUBREAPER, _PARENT_DEATH, _DROP_BOUND = 36, 1, 24
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 BOOT = (
-    "import marshal,os\n"
+    "import marshal,posix\n"
+    "def run(source,names): exec(source,names)\n"
     "def read(n):\n"
     " data=b''\n"
     " while len(data)<n:\n"
-    "  part=os.read(0,n-len(data))\n"
-    "  if not part: os._exit(121)\n"
+    "  part=posix.read(0,n-len(data))\n"
+    "  if not part: posix._exit(121)\n"
     "  data+=part\n"
     " return data\n"
-    "exec(marshal.loads(read(int.from_bytes(read(4),'big'))),{'__name__':'__main__'})"
+    "exec(marshal.loads(read(int.from_bytes(read(4),'big'))),{'__name__':'__main__','run':run})"
 )
 
 
@@ -65,6 +66,15 @@ def drop_user(uid: int) -> None:
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
+
+
+def limit(limits: dict[str, int]) -> None:
+    """Soft and hard limits at once, so that a process over one is killed and cannot raise it."""
+    for name, value in limits.items():
+        kind = getattr(resource, name)
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, value))
 
 
 def drop_capabilities() -> None:
@@ -277,6 +287,7 @@ class Nursery:
             drop_user(uid)
         elif self.level == "medium":
             drop_capabilities()
+        limit(self.limits.rlimits(self.drops))
         _libc.prctl(_PARENT_DEATH, signal.SIGKILL, 0, 0, 0)
         program = [self.layout.python, "-S", "-s", "-P", "-c", BOOT]
         if self.level == "strong":
@@ -288,7 +299,7 @@ class Nursery:
         if self.level == "medium":
             seccomp.forbid_new_privileges()
             write = [folder, "/dev/null"]
-            landlock.restrict([*self.readable, *_DEVICES], self.layout.listed, write, self.abi)
+            landlock.restrict([*self.readable, *DEVICES], self.layout.listed, write, self.abi)
             seccomp.install(seccomp.build_filter(self.machine, alone=False, pid=os.getpid()))
         os.execve(program[0], program, env)
 

@@ -130,7 +130,7 @@ def _break_out(kind: BoxKind) -> str:
             secret.write_text("secret", encoding="utf-8")
             arguments = [str(secret), str(Path(folder, "made")), listener.getsockname()[1], os.getpid()]
             box = nursery.take()
-            job = _called(box, kind, nursery, _PROBE, 10.0)
+            job = _called(box, kind, _PROBE, 10.0)
             wrong = decode(call(job, "tries", arguments))
             return "; ".join(map(str, wrong))
     except (BoxFailureError, CandidateError, ProtocolError) as error:
@@ -141,15 +141,14 @@ def _break_out(kind: BoxKind) -> str:
         nursery.close()
 
 
-def _called(box: Box, kind: BoxKind, nursery: Nursery, code: str, seconds: float) -> Job:
+def _called(box: Box, kind: BoxKind, code: str, seconds: float) -> Job:
     """Load code as a module in a box.
 
     Raises:
         CandidateError: it raises, exits, or does not end in time.
     """
     ident, deadline = new_id(), time.monotonic() + seconds
-    limits = kind.limits.rlimits(nursery.drops)
-    content = {"mode": "call", "id": ident, "code": code, "limits": limits, "path": list(kind.layout.path)}
+    content = {"mode": "call", "id": ident, "code": code, "path": list(kind.layout.path)}
     _value(box.ask(content, ident, deadline))
     return Job(box, ident, deadline)
 
@@ -291,13 +290,13 @@ class Sandbox:
         nursery = self._living()
         box = nursery.take()
         try:
-            yield _called(box, self.kind, nursery, code, seconds)
+            yield _called(box, self.kind, code, seconds)
         finally:
             box.kill()
 
     @contextlib.contextmanager
     def open(self, content: dict[str, Any], seconds: float, ident: str = "") -> Iterator[Job]:
-        """A box that was given a job (see `box_child.py`), not yet waited for; `limits` and `path` are filled in.
+        """A box that was given a job (see `box_child.py`), not yet waited for; `path` is filled in.
 
         Raises:
             BoxFailureError: no box starts.
@@ -305,14 +304,13 @@ class Sandbox:
         nursery = self._living()
         box = nursery.take()
         try:
-            box.send(self._filled(content, nursery))
+            box.send(self._filled(content))
             yield Job(box, ident, time.monotonic() + seconds)
         finally:
             box.kill()
 
-    def _filled(self, content: dict[str, Any], nursery: Nursery) -> dict[str, Any]:
-        limits = self.kind.limits.rlimits(nursery.drops) | content.get("limits", {})
-        return {"path": list(self.kind.layout.path), **content, "limits": limits}
+    def _filled(self, content: dict[str, Any]) -> dict[str, Any]:
+        return {"path": list(self.kind.layout.path), **content}
 
     def run_program(self, code: str, stdin: str, seconds: float) -> Ended:
         """Run code as a program and return how it ended and what it printed.
@@ -366,7 +364,7 @@ class Folder:
         try:
             box.wait_ready()
             content = {"mode": "exec", "argv": list(argv), "files": files or {}, "env": env or {}, "cwd": where}
-            box.send(self.sandbox._filled(content, self.nursery))
+            box.send(self.sandbox._filled(content))
             return box.finish(time.monotonic() + seconds)
         finally:
             box.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import pickle
@@ -16,9 +17,11 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from hf_rlx.verifiers import landlock, sandbox, seccomp
-from hf_rlx.verifiers.box_layout import Layout, Limits, bubblewrap_arguments
+from hf_rlx.verifiers import box_child, landlock, sandbox, seccomp
+from hf_rlx.verifiers.box_layout import Layout, Limits, bubblewrap_arguments, bubblewrap_files
 from hf_rlx.verifiers.boxes import BoxFailureError, CandidateError
 from hf_rlx.verifiers.sandbox import CandidateRaisedError, Sandbox, SandboxUnavailable, call
 from hf_rlx.verifiers.wire import decode
@@ -421,3 +424,32 @@ def test_an_interpreter_in_tmp_is_not_in_the_candidates_folder():
         assert command[command.index("--chdir") + 1] == scratch
         assert command[command.index("HOME") + 1] == scratch
         assert command[command.index("--size", command.index("/dev/shm")) + 3] == scratch
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=())))
+@example('"\\\x00\x1f\x7f\u0080\uffff\U00010000\U0010ffff\ud800 plain')
+def test_strings_are_quoted_as_json_reads_them(text):
+    """The box writes strings without the module `json`: in ASCII, and read back they are what `json` makes of them."""
+    quoted = box_child._encode(text)
+    assert quoted.isascii()
+    assert "\n" not in quoted
+    assert json.loads(quoted) == json.loads(json.dumps(text))
+
+
+def test_a_link_into_a_mount_is_no_mount_of_its_own(tmp_path):
+    """A folder, a folder inside it, a link of the same folder to a file in it, and a link to a file elsewhere: one
+    mount for the first three, one for the last, whose target is not in the box."""
+    folder, outside = tmp_path / "lib", tmp_path / "other"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "a.so").write_text("")
+    outside.write_text("")
+    inside, away = tmp_path / "a.so.1", tmp_path / "b.so"
+    inside.symlink_to(folder / "a.so")
+    away.symlink_to(outside)
+    read = tuple(map(str, (folder, folder / "inner", inside, away)))
+    files = bubblewrap_files(Layout("/usr/bin/python3", read))
+    assert files == [
+        *("--symlink", str(folder / "a.so"), str(inside)),
+        *("--ro-bind", str(outside), str(away)),
+        *("--ro-bind", str(folder), str(folder)),
+    ]
