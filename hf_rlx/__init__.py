@@ -27,6 +27,10 @@ _HOME = {
     "SamplingParams": "hf_rlx.rollout.sampling",
     "RewardScorer": "hf_rlx.rollout.scoring",
     "RewardError": "hf_rlx.rollout.reward_models",
+    "PRMConfig": "hf_rlx.trainers.prm",
+    "PRMTrainer": "hf_rlx.trainers.prm",
+    "StepReport": "hf_rlx.trainers.prm_report",
+    "label_calculations": "hf_rlx.trainers.step_labels",
     "RewardConfig": "hf_rlx.trainers.reward",
     "RewardTrainer": "hf_rlx.trainers.reward",
     "SFTConfig": "hf_rlx.trainers.sft",
@@ -45,7 +49,12 @@ _HOME = {
     "SimPOTrainer": "hf_rlx.trainers.simpo",
     "ORPOConfig": "hf_rlx.trainers.orpo",
     "ORPOTrainer": "hf_rlx.trainers.orpo",
+    "IterativeDPOConfig": "hf_rlx.trainers.iterative_dpo",
+    "IterativeDPOTrainer": "hf_rlx.trainers.iterative_dpo",
+    "HubError": "hf_rlx.hub",
+    "push_pairs": "hf_rlx.data.hub",
     "DIFFERS_FROM_TRL": "hf_rlx.trainers.differences",
+    "doctor": "hf_rlx.checkup",
 }
 
 __all__ = [
@@ -57,12 +66,17 @@ __all__ = [
     "GRPOTrainer",
     "Generator",
     "Group",
+    "HubError",
     "IPOConfig",
     "IPOTrainer",
+    "IterativeDPOConfig",
+    "IterativeDPOTrainer",
     "ORPOConfig",
     "ORPOTrainer",
     "PPOConfig",
     "PPOTrainer",
+    "PRMConfig",
+    "PRMTrainer",
     "RewardConfig",
     "RewardError",
     "RewardReport",
@@ -75,15 +89,22 @@ __all__ = [
     "SharedModel",
     "SimPOConfig",
     "SimPOTrainer",
+    "StepReport",
     "TokenScores",
     "__version__",
+    "doctor",
     "evaluate_on_policy",
     "four_bit_config",
+    "label_calculations",
     "load_causal_lm",
     "load_tokenizer",
+    "push_pairs",
 ]
 
 if TYPE_CHECKING:
+    from hf_rlx.checkup import doctor
+    from hf_rlx.data.hub import push_pairs
+    from hf_rlx.hub import HubError
     from hf_rlx.models.loading import four_bit_config, load_causal_lm, load_tokenizer
     from hf_rlx.models.shared import SharedModel
     from hf_rlx.rollout.generate import Generator
@@ -94,14 +115,18 @@ if TYPE_CHECKING:
     from hf_rlx.trainers.dpo import DPOConfig, DPOTrainer
     from hf_rlx.trainers.grpo import GRPOConfig, GRPOTrainer
     from hf_rlx.trainers.ipo import IPOConfig, IPOTrainer
+    from hf_rlx.trainers.iterative_dpo import IterativeDPOConfig, IterativeDPOTrainer
     from hf_rlx.trainers.orpo import ORPOConfig, ORPOTrainer
     from hf_rlx.trainers.policy_report import evaluate_on_policy
     from hf_rlx.trainers.ppo import PPOTrainer
     from hf_rlx.trainers.ppo_config import PPOConfig
+    from hf_rlx.trainers.prm import PRMConfig, PRMTrainer
+    from hf_rlx.trainers.prm_report import StepReport
     from hf_rlx.trainers.reward import RewardConfig, RewardTrainer
     from hf_rlx.trainers.reward_report import RewardReport
     from hf_rlx.trainers.sft import SFTConfig, SFTTrainer
     from hf_rlx.trainers.simpo import SimPOConfig, SimPOTrainer
+    from hf_rlx.trainers.step_labels import label_calculations
     from hf_rlx.types import Completion, Group, Rollout, TokenScores
 
 

@@ -28,12 +28,14 @@ from peft import LoraConfig
 from rich.console import Console
 from rich.table import Table
 
+from hf_rlx.cards import Measure
 from hf_rlx.data.tasks import Task, arithmetic_task
 from hf_rlx.data.tokenize import encode_prompt
 from hf_rlx.models.loading import TINY, load_tokenizer
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.rollout.generate import Generator
 from hf_rlx.rollout.sampling import SamplingParams
+from hf_rlx.trainers import model_card
 from hf_rlx.trainers.ppo import PPOTrainer
 from hf_rlx.trainers.ppo_config import PPOConfig
 from hf_rlx.trainers.reward import RewardConfig, RewardTrainer
@@ -172,6 +174,7 @@ class PPOPipeline:
         self.tokenizer.save_pretrained(self.folder)
         result = PipelineResult(stages, report)
         self._write(result)
+        self._write_card(stages)
         console.print(table(result, time.perf_counter() - start))
         console.print(f"Policy, reward model, critic and figures: {self.folder}")
         return result
@@ -207,7 +210,7 @@ class PPOPipeline:
 
     def reinforce(self) -> None:
         """Stage 3: PPO against the reward model, near the fine-tuned policy."""
-        PPOTrainer(
+        self.last_trainer = PPOTrainer(
             self.shared,
             self.shared.reward_function(),
             PPOConfig(
@@ -222,7 +225,8 @@ class PPOPipeline:
             ),
             train_dataset=Dataset.from_list(self.prompts),
             processing_class=self.tokenizer,
-        ).train()
+        )
+        self.last_trainer.train()
 
     def sample(self, rows: list[dict[str, str]], count: int, seed: int) -> list[list[str]]:
         """`count` answers of the policy to every row, at temperature 1."""
@@ -264,6 +268,25 @@ class PPOPipeline:
             "seed": self.seed,
             "disable_tqdm": self.quiet,
         }
+
+    def _write_card(self, stages: list[Stage]) -> None:
+        """The card of the last stage, with the true reward of the base beside that of the end."""
+        first, last = stages[0], stages[-1]
+        before, after = ((s.true_reward - s.half_width, s.true_reward + s.half_width) for s in (first, last))
+        reward = Measure(
+            "true reward", first.true_reward, last.true_reward, before, after, last.questions, metric="reward"
+        )
+        model_card.write(
+            self.last_trainer,
+            self.folder,
+            measures=[reward, Measure("share of right sums", first.right, last.right, n=last.questions)],
+            dataset=self.task.name.replace("_", " "),
+            decoding="one sample a question at temperature 1",
+            notes=[
+                "The third of three stages on one base: supervised fine-tuning, a reward model of rankings, and PPO "
+                "against it. The base's score is that before the first stage."
+            ],
+        )
 
     def _write(self, result: PipelineResult) -> None:
         facts = {"stages": [asdict(s) for s in result.stages], "reward_model": result.reward_model.metrics()}

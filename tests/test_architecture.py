@@ -21,11 +21,12 @@ TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 # A floor imports only floors below it, and packages on one floor do not import one another.
 FLOORS = [
     {"types", "assets", "secrets"},
-    {"functional", "data"},  # a reward role reads texts: models stand above data
-    {"models", "verifiers", "cards", "persistence"},
-    {"rollout"},
+    {"hub"},
+    {"functional", "data", "cards"},  # a reward role reads texts, a pushed model has a card: models stand above both
+    {"models", "verifiers", "persistence"},
+    {"rollout", "preflight"},
     {"trainers", "feedback", "search"},
-    {"callbacks", "report", "selfcheck"},
+    {"callbacks", "report", "selfcheck", "checkup"},
     {"demo", "pipeline"},
     {"cli", "__main__"},
 ]

@@ -19,9 +19,10 @@ from hf_rlx.trainers.grpo import PRESETS
 
 NAMES = """
     Completion DIFFERS_FROM_TRL DPOConfig DPOTrainer GRPOConfig GRPOTrainer Generator Group IPOConfig IPOTrainer
-    ORPOConfig ORPOTrainer PPOConfig PPOTrainer RewardConfig RewardError RewardReport RewardScorer RewardTrainer
-    Rollout SFTConfig SFTTrainer SamplingParams SharedModel SimPOConfig SimPOTrainer TokenScores __version__
-    evaluate_on_policy four_bit_config load_causal_lm load_tokenizer
+    HubError IterativeDPOConfig IterativeDPOTrainer push_pairs
+    ORPOConfig ORPOTrainer PPOConfig PPOTrainer PRMConfig PRMTrainer RewardConfig RewardError RewardReport RewardScorer
+    RewardTrainer Rollout SFTConfig SFTTrainer SamplingParams SharedModel SimPOConfig SimPOTrainer StepReport
+    TokenScores __version__ doctor evaluate_on_policy four_bit_config label_calculations load_causal_lm load_tokenizer
 """
 FUNCTIONS = """
     AdaptiveKLController Aggregation CalibrationError CombinedRewards Correlation FixedKLController GaeOutput

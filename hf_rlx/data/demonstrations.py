@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_rlx.data.formats import check_container
 from hf_rlx.data.pair_checks import check_answer
-from hf_rlx.data.pairs import RankedGroup, encode_answers
+from hf_rlx.data.pair_encoding import RankedGroup, encode_answers
 from hf_rlx.data.special_tokens import SpecialTokens
 from hf_rlx.types import Group
 

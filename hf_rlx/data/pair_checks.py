@@ -1,4 +1,4 @@
-"""What preference data must look like, checked before anything is trained; see the table in `hf_rlx/data/pairs.py`."""
+"""What preference data must look like, checked before anything is trained; the table is in `pair_encoding.py`."""
 
 from __future__ import annotations
 

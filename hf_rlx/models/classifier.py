@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from hf_rlx.models.forward import hidden_states
-from hf_rlx.models.loading import _resolve, load_causal_lm
+from hf_rlx.models.loading import _resolve, load_causal_lm, load_config
 from hf_rlx.models.packing import Batch
 
 SCORE = "score"
@@ -67,8 +67,8 @@ def probe(model: PreTrainedModel, batch: Batch) -> Tensor:
     return batch.to_rows(hidden.log_softmax(-1).gather(-1, target[:, None])[:, 0])
 
 
-def names_classifier(name_or_path: str | Path, trust_remote_code: bool = False) -> bool:
-    """Whether the checkpoint of that name was saved from a sequence classifier.
+def names_classifier(name_or_path: str | Path, trust_remote_code: bool = False, **kwargs: Any) -> bool:
+    """Whether the checkpoint of that name was saved from a sequence classifier; `kwargs` as for `from_pretrained`.
 
     Raises:
         OSError: there is no such checkpoint.
@@ -76,7 +76,7 @@ def names_classifier(name_or_path: str | Path, trust_remote_code: bool = False) 
     source, extra = _resolve(str(name_or_path))
     if "gguf_file" in extra:
         return False
-    config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+    config = load_config(source, trust_remote_code, **kwargs)
     return any(str(name).endswith(_SUFFIX) for name in config.architectures or [])
 
 
@@ -91,8 +91,7 @@ def load_classifier(name_or_path: str | Path, quantization_config: Any = None, *
     Raises:
         ValueError: the model is no decoder with a `score` head.
     """
-    trust = bool(kwargs.get("trust_remote_code", False))
-    if names_classifier(name_or_path, trust):
+    if names_classifier(name_or_path, **kwargs):
         options = {"dtype": torch.float32, "num_labels": 1, **kwargs}
         if isinstance(options["dtype"], str) and options["dtype"] != "auto":
             options["dtype"] = getattr(torch, options["dtype"])

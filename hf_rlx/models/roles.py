@@ -40,6 +40,18 @@ def belongs(parameter: str, adapter: str) -> bool:
     return adapter in parameter.split(".") and not parameter.startswith("heads.")
 
 
+def single_adapter(model: Any) -> str:
+    """The active adapter of a `PeftModel`.
+
+    Raises:
+        ValueError: there are several, or none.
+    """
+    active = list(model.active_adapters)
+    if len(active) != 1:
+        raise ValueError(f"the policy must be one adapter, but {active} are active; call set_adapter(name) first")
+    return active[0]
+
+
 def runs(shared: Any, adapter: str | None) -> bool:
     """Whether every layer of a shared model runs this one adapter (None: no adapter) already: PEFT, which looks at the
     whole model several times, need not be asked."""

@@ -21,24 +21,26 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from peft import PeftConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import set_peft_model_state_dict
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_rlx.models import classifier, reference, reward_role, storage
+from hf_rlx.models import classifier, hub, reference, reward_role, storage
+from hf_rlx.models.face import ModelFace
 from hf_rlx.models.forward import score_batch
 from hf_rlx.models.heads import ScalarHead
 from hf_rlx.models.loading import keep_trainable_layout
-from hf_rlx.models.modules import WalkedModule, restore_training
+from hf_rlx.models.modules import restore_training
 from hf_rlx.models.plan import initial_plan, not_a_decoder, verify_plan
-from hf_rlx.models.roles import CRITIC, POLICY, REWARD, Flags, Role, belongs, runs
+from hf_rlx.models.roles import CRITIC, POLICY, REWARD, STEP_REWARD, Flags, Role, belongs, runs, single_adapter
+from hf_rlx.models.step_role import RoleStepReward
+from hf_rlx.models.targets import check_targets
 from hf_rlx.types import Group, TokenScores
 
 
-class SharedModel(WalkedModule):
+class SharedModel(ModelFace):
     """One causal language model that plays policy, reference, critic and reward model.
 
     Args:
@@ -65,7 +67,7 @@ class SharedModel(WalkedModule):
         if isinstance(model, PeftModel):
             if model.active_peft_config.is_prompt_learning:
                 raise ValueError("prompt-learning adapters change the prompt itself; use LoRA or another kind")
-            adapter = self._single_adapter()
+            adapter = single_adapter(model)
         self.heads = nn.ModuleDict()
         self.roles: dict[str, Role] = {POLICY: Role(adapter)}
         if classifier.is_classifier(base):
@@ -74,7 +76,7 @@ class SharedModel(WalkedModule):
         self._current = POLICY
         self._at_rest: tuple[str, ...] = (POLICY,)
         self.tokenizer: Any = None  # that a trainer trained it with
-        self.folder: Path | None = None  # that it was loaded from, or its Hub id
+        self.folder: Path | None = None  # that it was loaded from
         self.policy_parameters = {name for name, p in self.named_parameters() if p.requires_grad}
         self.plan = initial_plan(base, packing)
 
@@ -88,22 +90,33 @@ class SharedModel(WalkedModule):
         base: PreTrainedModel | None = None,
         is_trainable: bool = True,
         packing: bool = True,
+        revision: str | None = None,
+        subfolder: str | None = None,
+        token: str | bool | None = None,
         **kwargs: Any,
     ) -> SharedModel:
-        """Load a base model (and give it a fresh policy adapter), or a folder that `save_pretrained` wrote.
+        """Load a base model (and give it a fresh policy adapter), or with all roles what `save_pretrained` or
+        `push_to_hub` wrote.
 
         Args:
-            name_or_path: Hub id, folder, `"tiny"` or `"smollm2"`; a folder with adapters loads its base too.
+            name_or_path: Hub id, folder, `"tiny"` or `"smollm2"`; one with adapters loads its base too.
             peft_config: adapter to add, named `policy`. None: all weights train.
             quantization_config: e.g. `hf_rlx.four_bit_config()`; needs `peft_config`.
             base: base model for an adapter folder whose base has no name to load it by.
             is_trainable: whether a loaded adapter trains on.
+            revision, subfolder, token: of the Hub; the token, default `hf auth login`, is for the base too.
             kwargs: for the base's `from_pretrained`.
+
+        Raises:
+            HubError: no such repository or revision, or it may not be read. ValueError: weights as a pickle only.
         """
-        model = storage.load_model(name_or_path, peft_config, base, is_trainable, quantization_config, kwargs)
+        given = {"revision": revision, "subfolder": subfolder, "token": token}
+        source = hub.locate(name_or_path, given, kwargs)
+        model = storage.load_model(source, peft_config, base, is_trainable, quantization_config, kwargs)
         shared = cls.build(model, peft_config, packing=packing)
-        storage.load_roles(shared, Path(name_or_path), is_trainable)
-        shared.folder = Path(name_or_path)
+        if source.folder is not None:
+            storage.load_roles(shared, source.folder, is_trainable)
+        shared.folder = source.folder
         return shared
 
     @classmethod
@@ -122,67 +135,17 @@ class SharedModel(WalkedModule):
                     "both a PeftModel and a peft_config were given; drop peft_config to train on the adapter that "
                     "the model has, or call merge_and_unload() on the model first to start a new one"
                 )
+            check_targets(model, peft_config)
             with warnings.catch_warnings():
                 # PEFT asks transformers whether checkpointing is on by the old name.
                 warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
                 model = get_peft_model(model, peft_config, adapter_name=POLICY)
         return cls(model, packing=packing)
 
-    # What the Trainer and its callbacks ask a model for.
-
-    @property
-    def causal_lm(self) -> PreTrainedModel:
-        """The transformers model, adapters injected or not."""
-        base: Any = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
-        return base
-
     @property
     def _active(self) -> PreTrainedModel:
         """What runs in the current role. No attribute: a module in it would be a second name of every weight."""
         return self.frozen_copies.get(self._current, self.causal_lm)
-
-    @property
-    def config(self) -> Any:
-        """The base's configuration."""
-        return self.causal_lm.config
-
-    @property
-    def generation_config(self) -> Any:
-        """The base's generation configuration; absent for a classifier, which has none."""
-        return self.causal_lm.generation_config
-
-    @property
-    def device(self) -> torch.device:
-        """Where the base is."""
-        return self.causal_lm.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The base's floating-point type."""
-        return self.causal_lm.dtype
-
-    @property
-    def quantization_method(self) -> Any:
-        """bitsandbytes models must not be moved; the Trainer asks here."""
-        return getattr(self.causal_lm, "quantization_method", None)
-
-    @property
-    def hf_device_map(self) -> dict[str, Any]:
-        """Where accelerate placed the base's parts; absent where it was not asked to."""
-        return getattr(self.causal_lm, "hf_device_map")  # noqa: B009
-
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """transformers' `generate` with the policy."""
-        return self.model.generate(*args, **kwargs)
-
-    def activation_checkpointing_enable(
-        self, activation_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any
-    ) -> None:
-        """Recompute activations in the backward. Non-reentrant: the reentrant form gives frozen inputs no gradient."""
-        options = {"use_reentrant": False, **(activation_checkpointing_kwargs or {})}
-        if options["use_reentrant"] and isinstance(self.model, PeftModel):
-            raise ValueError("use_reentrant=True gives adapters on a frozen base no gradient; leave it False")
-        self.causal_lm.activation_checkpointing_enable(activation_checkpointing_kwargs=options, **kwargs)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Frozen copies move and change type with the model, though they are not its parameters."""
@@ -201,6 +164,7 @@ class SharedModel(WalkedModule):
         entropy_grad: bool = False,
         want_values: bool = False,
         score: str | None = None,
+        ends: Sequence[Sequence[int]] | None = None,
     ) -> TokenScores | Tensor:
         """Log-probs (and entropies, critic values) of every response token, in the current role.
 
@@ -209,13 +173,13 @@ class SharedModel(WalkedModule):
             temperature: divides the logits, as the sampler did.
             want_entropy, entropy_grad: also entropies; differentiably.
             want_values: also the critic head's value before each token.
-            score: the role whose `score` is wanted instead, in one row.
+            score, ends: the role whose `score` is wanted instead, in one row; at `ends`.
 
         Returns:
             `TokenScores`, (B, R), rows in group order; with `score` a (B,) tensor.
         """
         if score is not None:
-            return self.score(groups, score, None)
+            return self.score(groups, score, None, ends)
         model = self._active
         self.verify(groups)
         batch = self.plan.batch(groups, self.device, self._pad_token_id)
@@ -229,14 +193,21 @@ class SharedModel(WalkedModule):
             critic=self.heads[CRITIC] if want_values else None,
         )
 
-    def score(self, groups: Sequence[Group], role: str = "reward", max_tokens: int | None = 8192) -> Tensor:
-        """(B,) float32 score of every response, read at its last real token, EOS included: the one scoring function.
-        Differentiable inside `as_role(role)`; otherwise it switches to the role by itself, without gradient."""
-        return reward_role.score(self, groups, role, max_tokens)
+    def score(
+        self, groups: Sequence[Group], role: str = REWARD, max_tokens: int | None = 8192, ends: Any = None
+    ) -> Tensor:
+        """(B,) float32 score of every response, read at its last real token, EOS included: the one scoring function;
+        (N,) with `ends`, for each response indices of its tokens to read at. Differentiable inside `as_role(role)`;
+        otherwise it switches to the role by itself, without gradient."""
+        return reward_role.score(self, groups, role, max_tokens, ends)
 
     def reward_function(self, role: str = REWARD, tokenizer: Any = None, **options: Any) -> reward_role.RoleReward:
         """What `reward_funcs` of GRPO and PPO take: this model's own reward role, see `RoleReward`."""
         return reward_role.RoleReward(self, role, tokenizer, **options)
+
+    def step_reward_function(self, role: str = STEP_REWARD, tokenizer: Any = None, **options: Any) -> RoleStepReward:
+        """What their `step_reward_funcs` take: this model's own process reward model, see `RoleStepReward`."""
+        return RoleStepReward(self, role, tokenizer, **options)
 
     @property
     def _pad_token_id(self) -> int:
@@ -322,6 +293,32 @@ class SharedModel(WalkedModule):
         role in a sub-folder with its adapter, its head and a small JSON."""
         storage.save(self, Path(folder), **kwargs)
 
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | None = None,
+        commit_message: str = "Upload model",
+        revision: str | None = None,
+        create_pr: bool = False,
+        tokenizer: Any = None,
+        card: str | None = None,
+    ) -> Any:
+        """Upload all roles, the tokenizer and a card in one commit; `from_pretrained(repo_id)` brings them back.
+
+        Args:
+            repo_id: made if it is missing. private: True also refuses an existing public one.
+            token: default: `hf auth login` or `HF_TOKEN`. revision: branch. create_pr: open a pull request.
+            tokenizer: default: the one it was trained with, or its base's.
+            card: text of the `README.md`; None keeps the one that is there, else writes what the model knows itself.
+
+        Raises:
+            HubError: the upload failed and changed nothing; it says what to do. SecretFoundError: see `hf_rlx.hub`.
+        """
+        options = {"private": private, "token": token, "commit_message": commit_message}
+        return hub.push(self, repo_id, tokenizer, card, revision=revision, create_pr=create_pr, **options)
+
     def load_adapter_weights(self, role: str, folder: Path) -> None:
         """Put the adapter weights saved in `folder` into `role`'s adapter; see `storage.load_adapter`."""
         storage.load_adapter(self.model, str(self._role(role).adapter), folder, str(self.device))
@@ -392,12 +389,6 @@ class SharedModel(WalkedModule):
     def _adapters_off(self) -> bool:
         return any(m.disable_adapters for m in self.model.modules() if isinstance(m, BaseTunerLayer))
 
-    def _single_adapter(self) -> str:
-        active = list(self.model.active_adapters)
-        if len(active) != 1:
-            raise ValueError(f"the policy must be one adapter, but {active} are active; call set_adapter(name) first")
-        return active[0]
-
     def add_adapter(self, name: str, config: PeftConfig, state: dict[str, Tensor] | None = None) -> None:
         """Add a frozen adapter, with the weights of `state` where given, and let PEFT flip no other one's flags
         (peft#2759). Roles are usually added with `add_role`."""
@@ -405,6 +396,7 @@ class SharedModel(WalkedModule):
             raise ValueError(
                 f"role {name!r} asks for an adapter, but all weights of this model train; give a peft_config"
             )
+        check_targets(self.model, config)
         flags = self._snapshot()
         self.model.add_adapter(name, copy.deepcopy(config))
         self._restore(flags)

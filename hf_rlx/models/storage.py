@@ -24,7 +24,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_rlx.models import hub
 from hf_rlx.models.classifier import SCORE, load_classifier, names_classifier
+from hf_rlx.models.hub import ADAPTER_FILE, ADAPTER_WEIGHTS, HEAD_FILE, ROLE_FILE
 from hf_rlx.models.loading import load_causal_lm
 from hf_rlx.models.roles import belongs
 from hf_rlx.models.sharding import tied
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ROLE_FILE, HEAD_FILE, ADAPTER_FILE = "role.json", "head.safetensors", "adapter_config.json"
 _UNSAVED = ("policy", "reference")
 
 
@@ -121,7 +122,7 @@ def _move_into(source: Path, target: Path) -> None:
 
 
 def load_model(
-    name_or_path: str | Path,
+    source: hub.Source,
     peft_config: PeftConfig | None,
     base: PreTrainedModel | None,
     is_trainable: bool,
@@ -130,26 +131,41 @@ def load_model(
 ) -> PreTrainedModel | PeftModel:
     """The policy's model: a base with the adapter at the folder's root, named `policy`, or a base alone; see
     `SharedModel.from_pretrained`. A checkpoint of a sequence classifier gives one."""
-    folder = Path(name_or_path)
-    if not has_adapter(folder):
-        if base is not None:
-            return base
-        trust = bool(kwargs.get("trust_remote_code", False))
-        classifier = "gguf_file" not in kwargs and names_classifier(name_or_path, trust)
-        return (load_classifier if classifier else load_causal_lm)(name_or_path, quantization_config, **kwargs)
+    folder = source.folder
+    if folder is None or not has_adapter(folder):
+        return _load_base(source, quantization_config, kwargs) if base is None else base
     if peft_config is not None:
-        raise ValueError(f"{folder} holds an adapter; drop peft_config to train on it, or merge it first")
+        raise ValueError(f"{source.name} holds an adapter; drop peft_config to train on it, or merge it first")
+    _check_weights(folder)
     if base is None:
         config = PeftConfig.from_pretrained(str(folder))
         name = config.base_model_name_or_path
         if not name:
             raise ValueError(f"{folder / ADAPTER_FILE} names no base model (it was made in memory); pass base=...")
         classifier = str(getattr(config.task_type, "value", config.task_type)) == "SEQ_CLS"
-        base = (load_classifier if classifier else load_causal_lm)(name, quantization_config, **kwargs)
+        given = {"revision": config.revision, "token": source.options.get("token")}
+        base = _load_base(hub.locate(name, given, kwargs), quantization_config, kwargs, classifier)
     with warnings.catch_warnings():
         # PEFT asks transformers whether checkpointing is on by the old name.
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         return PeftModel.from_pretrained(base, str(folder), adapter_name="policy", is_trainable=is_trainable)
+
+
+def _load_base(
+    source: hub.Source, quantization_config: Any, kwargs: dict[str, Any], classifier: bool | None = None
+) -> PreTrainedModel:
+    options = {**kwargs, **source.options}
+    if classifier is None:
+        classifier = "gguf_file" not in kwargs and names_classifier(source.name, **options)
+    return (load_classifier if classifier else load_causal_lm)(source.name, quantization_config, **options)
+
+
+def _check_weights(folder: Path, *names: str) -> None:
+    """Refuse an adapter (or other files, by `names`) without weights, or with pickled ones, which PEFT would load."""
+    lacking = [name for name in names or (ADAPTER_FILE, ADAPTER_WEIGHTS) if not (folder / name).is_file()]
+    if lacking:
+        hub.refuse_pickles([path.name for path in folder.iterdir()], str(folder))
+        raise FileNotFoundError(f"{folder} lacks {lacking[0]}: it was not written or not downloaded to the end")
 
 
 def load_adapter(model: PeftModel, adapter: str, folder: Path, device: str) -> None:
@@ -159,6 +175,7 @@ def load_adapter(model: PeftModel, adapter: str, folder: Path, device: str) -> N
         ValueError: the file has weights that the adapter lacks, or the other way round (PEFT would say nothing), or
             of another shape.
     """
+    _check_weights(folder)
     misfit = f"{folder} does not fit the adapter {adapter!r}"
     weights = load_peft_weights(str(folder), device=device)
     try:
@@ -182,17 +199,21 @@ def load_adapter(model: PeftModel, adapter: str, folder: Path, device: str) -> N
 def load_roles(shared: SharedModel, folder: Path, is_trainable: bool = True) -> None:
     """Add every role that the folder's sub-folders describe, with its weights."""
     _load_facts(shared, folder)
-    for description in sorted(folder.glob(f"*/{ROLE_FILE}")):
-        name = description.parent.name
-        facts = json.loads(description.read_text(encoding="utf-8"))
-        config = PeftConfig.from_pretrained(str(description.parent)) if facts["own_adapter"] else None
+    for place in hub.role_folders(folder):
+        name = place.name
+        facts = json.loads((place / ROLE_FILE).read_text(encoding="utf-8"))
+        config = None
+        if facts["own_adapter"]:
+            _check_weights(place)
+            config = PeftConfig.from_pretrained(str(place))
         shared.add_role(name, config, head=facts["head"])
         shared.roles[name].trainable = is_trainable
         shared.roles[name].facts = facts.get("facts", {})
         if config is not None:
-            shared.load_adapter_weights(name, description.parent)
+            shared.load_adapter_weights(name, place)
         if facts["head"]:
-            shared.heads[name].load_state_dict(load_file(description.parent / HEAD_FILE))
+            _check_weights(place, HEAD_FILE)
+            shared.heads[name].load_state_dict(load_file(place / HEAD_FILE))
 
 
 def load_into(shared: SharedModel, folder: Path) -> None:

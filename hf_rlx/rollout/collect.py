@@ -115,8 +115,8 @@ def collect(
         PromptError: a prompt is malformed or longer than `max_prompt_tokens`.
         RewardError: from the reward functions, see `RewardScorer`.
     """
-    prompts = _encoded(rows, tokenizer, chat_template_kwargs or {}, special_tokens)
-    _check_lengths(rows, prompts, max_prompt_tokens, params)
+    prompts = encode_rows(rows, tokenizer, chat_template_kwargs or {}, special_tokens)
+    check_lengths(rows, prompts, max_prompt_tokens, params)
     poll = poll or (lambda: None)
     submitted: list[int] = []
     shown = _Progress(len(rows) * num_generations, description, disable=not progress)
@@ -163,21 +163,23 @@ def collect(
     return Collected(rollouts, scores, generated - shown.start, finished - generated, shown.tokens, neutralised)
 
 
-def _encoded(
+def encode_rows(
     rows: Sequence[dict[str, Any]],
     tokenizer: PreTrainedTokenizerBase,
     kwargs: dict[str, Any],
     special_tokens: SpecialTokens,
 ) -> list[EncodedPrompt]:
+    """The prompts of dataset rows, a row's own `chat_template_kwargs` above `kwargs`; raises `PromptError`."""
     return [
         encode_prompt(row["prompt"], tokenizer, {**kwargs, **(row.get("chat_template_kwargs") or {})}, special_tokens)
         for row in rows
     ]
 
 
-def _check_lengths(
+def check_lengths(
     rows: Sequence[dict[str, Any]], prompts: list[EncodedPrompt], most: int | None, params: SamplingParams
 ) -> None:
+    """Refuse prompts of more than `most` tokens (None: any number) by a `PromptError`."""
     for row, prompt in zip(rows, prompts, strict=True):
         if most is not None and len(prompt.ids) > most:
             raise PromptError(

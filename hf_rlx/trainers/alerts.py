@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from hf_rlx.rollout.collect import Collected
+from hf_rlx.trainers.dynamic_sampling import has_signal
 from hf_rlx.trainers.observe import lost_signal
+from hf_rlx.types import Rollout
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A log is suspicious where `metric` is at least `limit` (`below`: at most); `patience` such logs in a row are an
-    alert.
+    """A log is suspicious where `metric` is at least `limit` (`below`: at most; `rising`: and above the log before);
+    `patience` such logs in a row are an alert.
 
     advice: what to do, with fields of the log by name and `{limit}` for `max_completion_length`.
     """
@@ -28,7 +34,10 @@ class Rule:
     advice: str
     patience: int = 2
     below: bool = False
+    rising: bool = False
 
+
+_ALIKE = "all prompts alike"  # no metric: 1 where every rollout since the last log had one reward for everything
 
 RULES = (
     Rule(
@@ -38,6 +47,13 @@ RULES = (
         "all completions of a prompt got the same reward, for every prompt (mean {value}): nothing is learned. Look "
         "at the completions (log_completions=True) and at what the reward function says of them; where they are all "
         "right or all wrong, take other prompts, a larger num_generations, or a higher temperature",
+    ),
+    Rule(
+        "constant reward of all prompts",
+        _ALIKE,
+        1.0,
+        "every completion got the same reward, whatever the prompt (mean {value}): there is nothing to learn. Look at "
+        "the completions (log_completions=True) and at what the reward function says of them",
     ),
     Rule(
         "everything truncated",
@@ -53,6 +69,16 @@ RULES = (
         5.0,
         "the KL to the reference is {value} nats a token: the policy has left the language it started from. Lower "
         "learning_rate or raise beta, and go back to an earlier checkpoint",
+    ),
+    Rule(
+        "rising KL",
+        "kl",
+        1.0,
+        "the KL to the reference has risen for five logs in a row and is {value} nats a token: beta does not hold the "
+        "policy. Raise beta, or let it find its own value with kl_target; lower learning_rate or num_iterations; and "
+        "see in the completions (log_completions=True) whether the reward is earned",
+        patience=5,
+        rising=True,
     ),
     Rule(
         "negative KL",
@@ -75,6 +101,15 @@ RULES = (
 )
 
 
+_PROMPTS = (8, 32)  # prompts that differ: that an alert of one text needs, that are remembered
+_SAME_TEXT = 0.95
+_COLLAPSE = (
+    "%.0f %% of the completions to the last %d prompts are the same text, %r: the policy has collapsed, and what is "
+    "rewarded is no answer. Go back to an earlier checkpoint; raise beta (or set kl_target) or lower "
+    "learning_rate, and look at what the reward function says of this text%s"
+)
+
+
 class Alerts(TrainerCallback):
     """Watches rollouts and logs; every alert is one warning, the first time that it is due.
 
@@ -84,10 +119,16 @@ class Alerts(TrainerCallback):
     def __init__(self) -> None:
         self.told: list[str] = []
         self._in_a_row: dict[str, int] = {}
+        self._last: dict[str, float] = {}  # of rules that look for a rise
+        self._texts: dict[str, list[Any]] = {}  # prompt -> its most common completion, how often, and of how many
+        self._alike: bool | None = None  # rollouts since the last log; None where a group can be compared within
         self._explained = False  # a rollout since the last log was told of for its own reason
 
     def rollout(self, collected: Collected, step: int) -> None:
         """Called with every rollout: was there a signal, and if not, why."""
+        singles = [r.total for r in collected.rollouts if len(r.total) == 1]
+        if len(singles) > 1:
+            self._alike = self._alike is not False and not has_signal(torch.cat(singles))
         lost = lost_signal(collected)
         if lost is None:
             return
@@ -96,6 +137,29 @@ class Alerts(TrainerCallback):
         if kind not in self.told:
             self.told.append(kind)
             logger.warning("step %d: %s", step, reason)
+
+    def texts(self, rollouts: Sequence[Rollout], step: int) -> bool:
+        """Called with every rollout: whether the policy says the same whatever it is asked (trl#204), told once. A
+        task whose prompts have one answer in common looks like that too."""
+        for rollout in rollouts:
+            text, count = Counter(c.text for c in rollout.completions).most_common(1)[0]
+            prompt = hashlib.sha1(rollout.prompt_text.encode(errors="replace"), usedforsecurity=False).hexdigest()
+            self._texts.pop(prompt, None)
+            self._texts[prompt] = [text[:200], count, len(rollout.completions)]
+        self._texts = dict(list(self._texts.items())[-_PROMPTS[1] :])
+        if len(self._texts) < _PROMPTS[0] or "collapse" in self.told:
+            return False
+        counts: Counter[str] = Counter()
+        for text, count, _ in self._texts.values():
+            counts[text] += count
+        text, most = counts.most_common(1)[0]
+        share = most / sum(size for *_, size in self._texts.values())
+        if share < _SAME_TEXT:
+            return False
+        self.told.append("collapse")
+        kl = f"; the last KL was {self._last['rising KL']:.3g} nats a token" if "rising KL" in self._last else ""
+        logger.warning("step %d: collapse: " + _COLLAPSE, step, 100 * share, len(self._texts), text[:60], kl)
+        return True
 
     def on_log(
         self,
@@ -113,28 +177,41 @@ class Alerts(TrainerCallback):
     def check(self, logs: dict[str, Any], step: int, max_completion_length: int) -> list[str]:
         """Update every rule with one training log; warns, and returns the names of the alerts that are new."""
         new = []
+        if self._alike is not None:
+            logs = {**logs, _ALIKE: float(self._alike)}
         for rule in RULES:
             value = logs.get(rule.metric)
             if value is None:  # this log does not tell
                 continue
             beyond = value <= rule.limit if rule.below else value >= rule.limit
-            suspicious = beyond and not (rule.name == "constant reward" and self._explained)
+            if rule.rising:
+                beyond = beyond and value > self._last.get(rule.name, value)
+                self._last[rule.name] = value
+            suspicious = beyond and not (rule.name.startswith("constant reward") and self._explained)
             self._in_a_row[rule.name] = self._in_a_row.get(rule.name, 0) + 1 if suspicious else 0
             if self._in_a_row[rule.name] < rule.patience or rule.name in self.told:
                 continue
             self.told.append(rule.name)
             new.append(rule.name)
-            shown = logs.get("reward", value) if rule.name == "constant reward" else value
+            shown = logs.get("reward", value) if rule.name.startswith("constant reward") else value
             advice = rule.advice.format(value=f"{shown:.4g}", limit=max_completion_length)
             logger.warning("step %d: %s: %s", step, rule.name, advice)
-        self._explained = False
+        self._explained, self._alike = False, None
         return new
 
     def state_dict(self) -> dict[str, Any]:
         """JSON values, for `load_state_dict`."""
-        return {"told": list(self.told), "in_a_row": dict(self._in_a_row), "explained": self._explained}
+        return {
+            "told": list(self.told),
+            "in_a_row": dict(self._in_a_row),
+            "last": dict(self._last),
+            "texts": {prompt: list(found) for prompt, found in self._texts.items()},
+            "explained": self._explained,
+            "alike": self._alike,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put back what `state_dict` gave."""
         self.told, self._in_a_row = list(state["told"]), dict(state["in_a_row"])
-        self._explained = bool(state["explained"])
+        self._last, self._texts = dict(state.get("last", {})), dict(state.get("texts", {}))
+        self._explained, self._alike = bool(state["explained"]), state.get("alike")

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 from transformers.trainer_utils import TrainOutput
 
-from hf_rlx.models import storage
+from hf_rlx.cards.files import replace_file
+from hf_rlx.models import critic, storage
 from hf_rlx.models.classifier import is_classifier
 from hf_rlx.models.dropout import disable_dropout
 from hf_rlx.models.loading import load_tokenizer
@@ -26,14 +27,15 @@ from hf_rlx.models.roles import POLICY
 from hf_rlx.models.sharding import takes_whole_tensors
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.persistence import random_states
-from hf_rlx.trainers import checkpointing, push
-from hf_rlx.trainers.checks import check_arguments
+from hf_rlx.trainers import checkpointing, model_card, push
+from hf_rlx.trainers.checks import check_arguments, name_arguments
 from hf_rlx.trainers.config import BaseConfig
 from hf_rlx.trainers.fsdp import check_fsdp, fsdp_on, place
 from hf_rlx.trainers.health import GradientGuard, check_weights
 from hf_rlx.trainers.keeper import RunKeeper
 from hf_rlx.trainers.memory import ForwardLimit
 from hf_rlx.trainers.metrics import MetricStore
+from hf_rlx.trainers.preflight import before_loading, ready_to_push
 from hf_rlx.trainers.settings import ARGS_FILE, public_args
 from hf_rlx.types import Group
 
@@ -91,9 +93,14 @@ class BaseTrainer(Trainer):
 
     method = "rl"
     train_roles: tuple[str, ...] = (POLICY,)  # the roles whose parameters the optimizer holds; `prepare_roles` may say
+    looked_at = False  # `before_loading` has run
     idle = False  # no process learns anything in the optimizer step that is being done
     args: BaseConfig
     processing_class: PreTrainedTokenizerBase
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        name_arguments(cls)
 
     def __init__(
         self,
@@ -105,11 +112,7 @@ class BaseTrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         check_arguments(model, args, BaseConfig, processing_class, peft_config)
-        if args.n_gpu > 1:
-            raise ValueError(
-                f"{args.n_gpu} GPUs are visible without a launcher, and DataParallel breaks generation and adapters; "
-                "set CUDA_VISIBLE_DEVICES=0 before torch is imported, or start with `accelerate launch`"
-            )
+        before_loading(self, args, peft_config)
         # The seed comes before the adapter's random initialisation (trl#6688).
         torch.manual_seed(args.seed)
         shared = as_shared_model(model, args, quantization_config, peft_config)
@@ -117,11 +120,13 @@ class BaseTrainer(Trainer):
             processing_class = _tokenizer_of(model, shared)
         if args.disable_dropout:
             disable_dropout(shared)
+        critic.put_aside(shared)  # an earlier trainer's; who wants one says so
         self.prepare_roles(shared, args)
         _check_trainable(shared, self.train_roles)
         shared.tokenizer = processing_class
         self.metrics = {"train": MetricStore()}
         self.keeper = RunKeeper(self)
+        self.cards = model_card.CardNotes()
         self.frozen_weights = checkpointing.frozen_weights(shared)  # before processes may split them
         self.forward_limit = ForwardLimit(args.max_tokens_per_forward)
         self.gradient_guard = GradientGuard(args.max_skipped_steps)
@@ -142,8 +147,7 @@ class BaseTrainer(Trainer):
             place(self.accelerator, shared, args.device)
         # First of all: what other callbacks do, or fail in, then comes after the state is marked.
         self.callback_handler.callbacks.insert(0, self.keeper)
-        # Losses are normalised over the whole optimizer step already.
-        self.model_accepts_loss_kwargs = True
+        self.model_accepts_loss_kwargs = True  # losses are normalised over the whole optimizer step already
 
     @property
     def shared(self) -> SharedModel:
@@ -161,10 +165,11 @@ class BaseTrainer(Trainer):
         """Hook: add the roles that the algorithm needs; called before the optimizer exists."""
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """The Trainer's optimizer, and a check that it holds every trainable parameter (trl#6700)."""
-        optimizer = super().create_optimizer(model)
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        missing = [n for n, p in self.shared.named_parameters() if p.requires_grad and id(p) not in held]
+        """The Trainer's optimizer, of the roles that train, and a check that it holds all they train (trl#6700)."""
+        with self.shared.trains(*self.train_roles):
+            optimizer = super().create_optimizer(model)
+            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            missing = [n for n, p in self.shared.named_parameters() if p.requires_grad and id(p) not in held]
         if missing:
             raise ValueError(
                 f"the optimizer misses {len(missing)} trainable parameters, e.g. {missing[0]}; build it after the "
@@ -206,7 +211,7 @@ class BaseTrainer(Trainer):
             TrainingInterrupted: a signal came; its exit code is 128 + signal.
             NonFiniteError: a weight, loss or gradient is NaN or infinite; nothing was saved over a good checkpoint.
         """
-        with self.keeper.session(resume_from_checkpoint) as folder:
+        with self.shared.trains(*self.train_roles), self.keeper.session(resume_from_checkpoint) as folder:
             if folder is None:
                 self.begin_run()
             elif checkpointing.finished(self, Path(folder)):
@@ -286,12 +291,11 @@ class BaseTrainer(Trainer):
             model.zero_grad()
         return norm
 
-    # Saving and logging.
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the metrics gathered since the last log."""
         if "loss" in logs:  # not an evaluation under whatever prefix, and not the summary of the run
             logs = {**logs, **self.metrics["train"].flush()}
+        self.cards.note_evaluation(logs, self.state.global_step)
         super().log(logs, start_time)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
@@ -304,9 +308,8 @@ class BaseTrainer(Trainer):
         folder = Path(output_dir or str(self.args.output_dir))
         self.shared.save_pretrained(folder, state_dict=state_dict)
         self.tokenizer.save_pretrained(folder)
-        staged = folder / f".{ARGS_FILE}"
-        staged.write_text(json.dumps(public_args(self.args), indent=2) + "\n", encoding="utf-8")
-        os.replace(staged, folder / ARGS_FILE)
+        replace_file(folder / ARGS_FILE, json.dumps(public_args(self.args), indent=2) + "\n")
+        model_card.save_card(self, folder)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Put the weights of a checkpoint back into the roles that this trainer has."""
@@ -336,10 +339,15 @@ class BaseTrainer(Trainer):
         """
         return push.push_model(self, commit_message, blocking, token, revision, private, include, facts)
 
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Make the repository; raises `HubError` where the Hub would not take the upload, with what to do."""
+        with ready_to_push(self, token):
+            super().init_hf_repo(token, private)
+
     def create_model_card(self, **facts: Any) -> None:  # type: ignore[override]
         """Write the card into `output_dir`, from what the trainer knows and `facts` (fields of `RunFacts`)."""
         if self.is_world_process_zero():
-            push.plain_card(self, **facts)
+            model_card.write(self, Path(str(self.args.output_dir)), **facts)
 
     def card_facts(self) -> dict[str, Any]:
         """Fields of `RunFacts` that this kind of trainer knows by itself."""
@@ -349,11 +357,7 @@ class BaseTrainer(Trainer):
         push.push_checkpoint(self, Path(checkpoint_folder))
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """Not carried.
-
-        Raises:
-            NotImplementedError: always; it names what to call.
-        """
+        """Not carried: raises NotImplementedError, which names what to call."""
         raise NotImplementedError(
             "predict() has no meaning here: evaluate(eval_dataset=...) samples, scores and reports with intervals; "
             "completions alone come from trainer.shared.generate(...)"

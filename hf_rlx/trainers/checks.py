@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import os
+import sys
 from typing import Any
 
 from peft import PeftConfig, PeftModel
@@ -69,3 +73,58 @@ def _args_hint(args: Any, name: str) -> str:
     if hasattr(args, "per_device_train_batch_size"):
         return f'; import it with "from hf_rlx import {name}": the names of the fields are the same'
     return ""
+
+
+# What other versions and libraries call a trainer's arguments.
+_RENAMED = {
+    "tokenizer": "processing_class",
+    "config": "args",
+    "training_args": "args",
+    "dataset": "train_dataset",
+    "reward_func": "reward_funcs",
+    "reward_function": "reward_funcs",
+    "reward_model": "reward_funcs",
+    "lora_config": "peft_config",
+}
+
+
+def name_arguments(trainer: Any) -> None:
+    """Make the constructor of a trainer's class name what an unknown argument is called, or where it belongs.
+
+    Args:
+        trainer: the class; one without a constructor of its own, or that takes anything, stays as it is.
+    """
+    original = vars(trainer).get("__init__")
+    known = {} if original is None else inspect.signature(original).parameters
+    if original is None or any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        return
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name not in known:
+                raise unknown_argument(trainer, name)
+        original(self, *args, **kwargs)
+
+    trainer.__init__ = init
+
+
+def unknown_argument(trainer: Any, name: str) -> TypeError:
+    """What to say of an argument that a trainer's constructor does not have.
+
+    Args:
+        trainer: the class. name: of the argument.
+    """
+    known = list(inspect.signature(trainer.__init__).parameters)
+    return TypeError(f"{trainer.__name__} has no argument {name!r}{_instead(trainer, name, known)}")
+
+
+def _instead(trainer: Any, name: str, known: list[str]) -> str:
+    if _RENAMED.get(name) in known:
+        return f"; it is called `{_RENAMED[name]}`"
+    written = str(inspect.get_annotations(trainer).get("args"))
+    config = getattr(sys.modules.get(trainer.__module__), written, None)
+    if config is not None and name in getattr(config, "__dataclass_fields__", {}):
+        return f"; it belongs to the configuration: args={written}({name}=...)"
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean `{near[0]}`?" if near else ""

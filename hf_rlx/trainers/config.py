@@ -16,18 +16,8 @@ from hf_rlx.data.special_tokens import SpecialTokens
 from hf_rlx.models.loading import mixed_precision_for
 from hf_rlx.secrets import masked
 from hf_rlx.trainers.ranges import check_ranges
+from hf_rlx.trainers.removed_fields import REMOVED_FIELDS, replacement
 
-# Fields that older TRL versions had, and what to write instead.
-REMOVED_FIELDS = {
-    "max_prompt_length": "filter long prompts out of the dataset; prompts are never cut",
-    "max_new_tokens": "max_completion_length",
-    "response_length": "max_completion_length",
-    "num_sample_generations": "log_completions",
-    "use_liger_loss": "nothing: log-probs are computed in chunks anyway",
-    "use_liger_kernel_loss": "nothing: log-probs are computed in chunks anyway",
-    "warmup_ratio": "warmup_steps (a float below 1 is a share)",
-    "logging_dir": "the environment variable TENSORBOARD_LOGGING_DIR",
-}
 C = TypeVar("C", bound=type)
 
 
@@ -46,8 +36,9 @@ def strict(cls: C) -> C:
         for name in kwargs:
             if name in known:
                 continue
-            if name in REMOVED_FIELDS:
-                raise TypeError(f"{cls.__name__} has no field `{name}` any more; use {REMOVED_FIELDS[name]}")
+            if (instead := replacement(name, known)) is not None:
+                once = " any more" if name in REMOVED_FIELDS else ""
+                raise TypeError(f"{cls.__name__} has no field `{name}`{once}; use {instead}")
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean `{near[0]}`?" if near else ""
             raise TypeError(f"{cls.__name__} has no field `{name}`{hint}")

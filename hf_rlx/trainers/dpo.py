@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from hf_rlx.data.pairs import RankedGroup
+from hf_rlx.data.pair_encoding import RankedGroup
 from hf_rlx.functional import dpo_hinge, dpo_robust, dpo_sigmoid, ipo
 from hf_rlx.trainers.checks import check_arguments
 from hf_rlx.trainers.config import described, strict

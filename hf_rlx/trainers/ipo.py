@@ -23,7 +23,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from hf_rlx.data.pairs import RankedGroup
+from hf_rlx.data.pair_encoding import RankedGroup
 from hf_rlx.functional import ipo
 from hf_rlx.trainers.checks import check_arguments
 from hf_rlx.trainers.config import described, strict

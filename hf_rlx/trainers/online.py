@@ -26,7 +26,6 @@ from transformers import TrainerCallback
 
 from hf_rlx.data.formats import check_all_prompts, naming_rows
 from hf_rlx.functional import AdaptiveKLController, FixedKLController, soft_overlong
-from hf_rlx.models import critic
 from hf_rlx.models.roles import POLICY
 from hf_rlx.models.sharding import whole_weights
 from hf_rlx.models.shared import SharedModel
@@ -45,6 +44,7 @@ from hf_rlx.trainers.metrics import gathered
 from hf_rlx.trainers.minibatches import make_minibatches
 from hf_rlx.trainers.observe import UpdateBar, record_rollouts
 from hf_rlx.trainers.online_config import OnlineConfig
+from hf_rlx.trainers.preflight import before_loading, prompt_checks, try_prompts
 from hf_rlx.trainers.processes import raise_together, together
 from hf_rlx.trainers.progress import use_one_line
 from hf_rlx.trainers.reference_sync import SyncReference
@@ -89,7 +89,7 @@ class OnlineTrainer(BaseTrainer):
         quantization_config: Any = None,
         peft_config: Any = None,
     ) -> None:
-        check_all_prompts(train_dataset, eval_dataset)
+        before_loading(self, args, peft_config, *prompt_checks(train_dataset, eval_dataset, reward_funcs))
         super().__init__(
             model,
             args,
@@ -241,8 +241,7 @@ class OnlineTrainer(BaseTrainer):
         )
 
     def prepare_roles(self, shared: SharedModel, args: BaseConfig) -> None:
-        """A reference, unless nothing is held near it; no critic."""
-        critic.put_aside(shared)
+        """A reference, unless nothing is held near it."""
         if isinstance(args, OnlineConfig) and args.beta > 0:
             logger.info("reference: %s", shared.prepare_reference(anew=True))
 
@@ -256,6 +255,7 @@ class OnlineTrainer(BaseTrainer):
                 collected = replace_flat_groups(self, collected)
         with together():
             self.scorer.note_rollout(collected.scores.total)
+            self.alerts.texts(collected.rollouts, self.state.global_step)
             self._num_tokens += record_rollouts(self, collected)
         for function in self.scorer.functions:
             if hasattr(function.call, "share"):  # running moments, the same on all processes before they are saved
@@ -384,6 +384,7 @@ class OnlineTrainer(BaseTrainer):
         args = self.args
         if self.train_dataset is None:
             raise ValueError("train() needs a train_dataset with a `prompt` column")
+        try_prompts(self.train_dataset, self.tokenizer, args, self.room_for_prompt())
         self._window.clear()  # of a run that stopped in the middle of it
         self.halving.end_step()
         self._step_started = None

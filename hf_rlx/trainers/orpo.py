@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from hf_rlx.data.pairs import RankedGroup
+from hf_rlx.data.pair_encoding import RankedGroup
 from hf_rlx.functional import orpo
 from hf_rlx.functional.masked import masked_mean
 from hf_rlx.trainers.checks import check_arguments

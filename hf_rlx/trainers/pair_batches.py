@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from hf_rlx.data.pairs import RankedGroup
+from hf_rlx.data.pair_encoding import RankedGroup
 from hf_rlx.models.packing import completion_mask
 from hf_rlx.trainers.windows import WindowLoader
 from hf_rlx.types import Group
@@ -145,6 +145,31 @@ class PairBatch:
 
     def _of(self, rows: list[RankedGroup]) -> PairBatch:
         return replace(self, rows=rows, dealt=len(rows))
+
+
+def shortened(row: RankedGroup, prompt: int | None, answer: int | None, bos: int | None) -> RankedGroup:
+    """A row whose prompt and answers have at most so many tokens each (None: any number): the prompt loses its
+    beginning but for `bos`, an answer its end but for the last token. Answers that become the same tie."""
+    # Where no token is shared, the groups' prompts are their answers' first tokens.
+    lost = 0 if prompt is None or len(row.groups) > 1 else row.groups[0].prompt_ids.numel() - prompt
+    too_long = sum(answer is not None and length > answer for length in row.lengths)
+    if lost <= 0 and not too_long:
+        return row
+    groups, alike = [], list[tuple[int, ...]]()
+    for group in row.groups:
+        ids, answers = group.prompt_ids, group.response_ids
+        if lost > 0:
+            keep = int(ids.numel() - lost > 1 and ids[0].item() == bos)
+            ids = torch.cat([ids[:keep], ids[keep + lost :]])
+        if answer is not None:
+            answers = tuple(a if a.numel() <= answer else torch.cat([a[: answer - 1], a[-1:]]) for a in answers)
+        groups.append(Group(ids, answers))
+        alike += [(int(ids[0]), *a.tolist()) for a in answers]
+    given: dict[tuple[int, ...], list[float]] = {}
+    for same, rank in zip(alike, row.ranks, strict=True):
+        given.setdefault(same, []).append(rank)
+    ranks = tuple((min(given[same]) + max(given[same])) / 2 for same in alike)
+    return replace(row, groups=tuple(groups), ranks=ranks, cut=row.cut + too_long + (lost > 0))
 
 
 def pair_loader(dataset: Any, args: Any, collate: Callable[[list[tuple[int, Any]]], Any]) -> WindowLoader:

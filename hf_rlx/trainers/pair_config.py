@@ -23,10 +23,22 @@ class PairConfig(PreferenceConfig):
         "Not carried: an answer is cut at its end and a prompt at its beginning, and each answer keeps at least half "
         "of max_length; leave truncation_mode out",
     )
+    max_completion_length: int | None = described(
+        None, "Tokens of an answer at most, EOS included: longer ones lose what stands before it. None: max_length's."
+    )
+    max_prompt_length: int | None = described(
+        None, "Tokens of a prompt at most: longer ones lose their beginning, BOS kept. None: max_length's."
+    )
     padding_free: bool = described(False, "No effect: packed rows have no padding.")
     router_aux_loss_coef: float | None = described(
         None, "Not carried: routers train through the log-probs alone; leave router_aux_loss_coef out"
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        most = self.max_prompt_length
+        if most is not None and (type(most) is not int or most < 1):
+            raise ValueError(f"max_prompt_length must be a whole number of at least 1 or None, got {most!r}")
 
 
 @strict
@@ -42,6 +54,11 @@ class ReferencedConfig(PairConfig):
     precompute_ref_batch_size: int | None = described(None, "Rows at a time of it; None: per_device_train_batch_size.")
     ref_cache_dir: str | None = described(
         None, "Folder of the kept log-probs; None: `reference_cache` in output_dir. Runs may share one."
+    )
+    keep_reference: bool = described(
+        False,
+        "Hold the policy near the reference that the SharedModel has already, an earlier trainer's; False: near the "
+        "policy as this trainer starts.",
     )
     sync_ref_model: bool = described(False, "Move the reference towards the policy every ref_model_sync_steps.")
     ref_model_mixup_alpha: float = described(0.6, "Share of the policy in the moved reference.")

@@ -64,7 +64,7 @@ PAIR_DIFFERENCES: dict[str, tuple[str, str, str, str]] = {
     ),
     "SimPO: margin": (
         'CPOTrainer with loss_type="simpo": beta 0.1, simpo_gamma 0.5, and a likelihood term of weight 1',
-        "SimPOTrainer: beta 2.0, gamma_beta_ratio 0.5 (simpo_gamma 1.0), no likelihood term",
+        "SimPOTrainer: beta 2.0, gamma_beta_ratio 0.5 (simpo_gamma 1.0), no likelihood term unless cpo_alpha is set",
         "the paper's; TRL's defaults ask for a margin of 5 nats a token",
         _TRAINERS + "test_simpo_s_gamma_is_a_margin",
     ),
@@ -73,6 +73,12 @@ PAIR_DIFFERENCES: dict[str, tuple[str, str, str, str]] = {
         "over the chosen answer, the mean over pairs of the mean over tokens; field nll_on_prompt",
         "the weight of the odds ratio must not depend on the prompt's length",
         _TRAINERS + "test_orpo_s_likelihood_on_the_prompt_is_asked_for",
+    ),
+    "SimPO, ORPO: max_completion_length": (
+        "read for encoder-decoders only; decoders ignore it",
+        "cuts answers, their EOS kept, in all trainers on pairs; so does max_prompt_length prompts",
+        "a setting that changes nothing is a wrong result later",
+        _TRAINERS + "test_answers_are_cut_to_their_own_length",
     ),
     "ORPO: probability 1": (
         "the loss is NaN",

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hf_rlx.data.pairs import RankedGroup
+from hf_rlx.data.pair_encoding import RankedGroup
 from hf_rlx.functional import kl_penalty, wilson_interval
 from hf_rlx.functional.masked import masked_sum
 from hf_rlx.models.packing import split_by_tokens

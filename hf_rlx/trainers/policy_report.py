@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hf_rlx.data.pairs import EncodedAnswers, fit
+from hf_rlx.data.pair_encoding import EncodedAnswers, fit
 from hf_rlx.data.special_tokens import SpecialTokens
 from hf_rlx.models.reward_role import combined
 from hf_rlx.models.roles import POLICY, REWARD

@@ -48,7 +48,7 @@ from hf_rlx.models.roles import POLICY
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.trainers import critic_step
 from hf_rlx.trainers.base import pad_columns
-from hf_rlx.trainers.checks import check_arguments
+from hf_rlx.trainers.checks import check_arguments, unknown_argument
 from hf_rlx.trainers.config import BaseConfig
 from hf_rlx.trainers.experience import fill_in
 from hf_rlx.trainers.observe import record_update
@@ -110,7 +110,7 @@ class PPOTrainer(OnlineTrainer):
     ) -> None:
         for name, value in of_trl.items():
             if name not in _INSTEAD:
-                raise TypeError(f"PPOTrainer has no argument {name!r}")
+                raise unknown_argument(PPOTrainer, name)
             if value is not None:
                 raise TypeError(f"{name} is not an argument here: {_INSTEAD[name]}")
         if reward_funcs is None:
@@ -155,8 +155,7 @@ class PPOTrainer(OnlineTrainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """The Trainer's optimizer, with the critic in groups of its own."""
         given = self.optimizer is not None
-        with self.shared.trains(POLICY):  # heads of other roles are no business of this one
-            optimizer = super().create_optimizer(model)
+        optimizer = super().create_optimizer(model)
         critic_step.add_groups(optimizer, self.shared, self.args, given)
         return optimizer
 

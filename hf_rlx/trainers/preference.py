@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,18 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
-from hf_rlx.data.pairs import RankedGroup, check_preferences, encode_preference
+from hf_rlx.data.pair_encoding import RankedGroup, check_preferences, encode_preference
 from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.trainers.base import BaseTrainer
+from hf_rlx.trainers.best_metric import check_best_metric
 from hf_rlx.trainers.checkpointing import fingerprint
 from hf_rlx.trainers.config import BaseConfig
 from hf_rlx.trainers.health import loss_fault
 from hf_rlx.trainers.memory import Halving
 from hf_rlx.trainers.metrics import gathered
-from hf_rlx.trainers.pair_batches import PairBatch, pair_loader
+from hf_rlx.trainers.pair_batches import PairBatch, pair_loader, shortened
+from hf_rlx.trainers.pair_config import PairConfig
 from hf_rlx.trainers.pair_logps import (
     Objective,
     Pairs,
@@ -44,6 +47,7 @@ from hf_rlx.trainers.pair_logps import (
 )
 from hf_rlx.trainers.pair_watch import PairWatch
 from hf_rlx.trainers.preference_config import PreferenceConfig
+from hf_rlx.trainers.preflight import before_loading, data_checks, try_rows
 from hf_rlx.trainers.processes import raise_together, together
 from hf_rlx.trainers.references import ReferenceLogps, prepare_reference, sync_reference
 from hf_rlx.types import Group
@@ -56,7 +60,7 @@ class PreferenceTrainer(BaseTrainer):
 
     Args:
         model, args, processing_class, quantization_config, peft_config: see `BaseTrainer`.
-        train_dataset: rows as in `hf_rlx.data.pairs`. eval_dataset: the same, or a dictionary of them.
+        train_dataset: rows as in `hf_rlx.data.pair_encoding`. eval_dataset: the same, or a dictionary of them.
         callbacks, optimizers, optimizer_cls_and_kwargs: as in `transformers.Trainer`.
 
     Raises:
@@ -82,9 +86,7 @@ class PreferenceTrainer(BaseTrainer):
         quantization_config: Any = None,
         peft_config: Any = None,
     ) -> None:
-        self.check_dataset(train_dataset, "train_dataset")
-        for name, dataset in (eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}).items():
-            self.check_dataset(dataset, f"eval_dataset {name}".strip())
+        before_loading(self, args, peft_config, *data_checks(self.check_dataset, train_dataset, eval_dataset))
         super().__init__(
             model,
             args,
@@ -157,14 +159,13 @@ class PreferenceTrainer(BaseTrainer):
     # The loop.
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """See `BaseTrainer`; the roles that train are trainable at rest, and put back afterwards."""
-        with self.shared.trains(*self.train_roles):
-            return super().train(*args, **kwargs)
+        """See `BaseTrainer`.
 
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """See `BaseTrainer`; holds the parameters of the roles that train and no other."""
-        with self.shared.trains(*self.train_roles):
-            return super().create_optimizer(model)
+        Raises:
+            ValueError: no evaluation row has a metric for `metric_for_best_model`; see `BaseTrainer` for others.
+        """
+        check_best_metric(self)
+        return super().train(*args, **kwargs)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[list[RankedGroup]], num_batches: int, device: torch.device
@@ -216,7 +217,9 @@ class PreferenceTrainer(BaseTrainer):
             return torch.zeros((), device=self.args.device)
         # Where several processes reduce gradients together, each must run as many backwards as the others.
         parts = batch.split(self.args.max_tokens_per_update) if alone else [batch]
-        return torch.stack([self.halving.run(model, part) for part in parts]).sum()
+        reference = self.reference if len(parts) > 1 else None
+        with nullcontext() if reference is None else reference.ahead(batch.groups):
+            return torch.stack([self.halving.run(model, part) for part in parts]).sum()
 
     def forward_backward(self, model: nn.Module, batch: PairBatch) -> Tensor:
         """The losses of one micro-batch and their backwards, role by role; returns their mean, scaled for DDP."""
@@ -263,6 +266,9 @@ class PreferenceTrainer(BaseTrainer):
                 chat_template_kwargs=self.args.chat_template_kwargs,
                 special_tokens=self.args.special_tokens_in_messages,
             )
+            if isinstance(self.args, PairConfig):
+                most = (self.args.max_prompt_length, self.args.max_completion_length)
+                group = shortened(group, *most, self.tokenizer.bos_token_id)
             try:
                 self.check_row(group)
             except ValueError as error:
@@ -299,6 +305,7 @@ class PreferenceTrainer(BaseTrainer):
         if self.train_dataset is None:
             raise ValueError("train() needs a train_dataset with preference data")
         self.halving.end_step()
+        try_rows(self)
         if self.reference is not None:
             self.reference.precompute(self.train_dataset)
         self._step_started = None
@@ -387,6 +394,8 @@ class PreferenceTrainer(BaseTrainer):
         """See `BaseTrainer`."""
         names = ("shuffle_dataset", "max_length", "chat_template_kwargs", "dataloader_drop_last")
         facts = {**super().run_facts(), **{name: getattr(self.args, name) for name in names}}
+        for name in ("max_prompt_length", "max_completion_length"):
+            facts[name] = getattr(self.args, name, None)
         return facts if self.reference is None else {**facts, **self.reference.run_facts()}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

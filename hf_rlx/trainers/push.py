@@ -10,59 +10,22 @@ import logging
 import os
 import shutil
 from collections.abc import Sequence
-from fnmatch import fnmatch
-from functools import cache
-from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import HfApi
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import PushInProgress
 
-from hf_rlx.cards import PLOT_NAME, RunFacts, installed_versions, write_card
-from hf_rlx.models.roles import POLICY
-from hf_rlx.models.storage import ADAPTER_FILE, HEAD_FILE, ROLE_FILE
-from hf_rlx.secrets import SecretFoundError, mask_text, refuse_secrets
-from hf_rlx.trainers.config import BaseConfig
+from hf_rlx.hub import telling, upload
+from hf_rlx.models.hub import files_of_model, stale_files, warn_of_local_base
+from hf_rlx.secrets import SecretFoundError
+from hf_rlx.trainers import model_card
+from hf_rlx.trainers.settings import secrets_of
 
 if TYPE_CHECKING:
     from hf_rlx.trainers.base import BaseTrainer
 
 logger = logging.getLogger(__name__)
-
-_MODEL = (
-    *("config.json", "generation_config.json", "model.safetensors", "model-*-of-*.safetensors"),
-    *("model.safetensors.index.json", ADAPTER_FILE, "adapter_model.safetensors", ROLE_FILE, HEAD_FILE),
-)
-_TOKENIZER = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
-    *("vocab.txt", "merges.txt", "*.model", "chat_template.jinja", "chat_template.json"),
-)
-_CARD = ("README.md", PLOT_NAME)
-
-
-def files_to_push(folder: Path, include: Sequence[str] = ()) -> list[Path]:
-    """What of `folder` makes the model: weights, adapters and heads, configuration, tokenizer, card and plot.
-
-    Args:
-        folder: as `save_model` wrote it; sub-folders count where they hold a role, and `.eval_results`.
-        include: further patterns of paths below `folder`, such as `"completions/*"`.
-    """
-    return [path for path in sorted(folder.rglob("*")) if path.is_file() and _goes(path, folder, include)]
-
-
-def _goes(path: Path, folder: Path, include: Sequence[str]) -> bool:
-    below = path.relative_to(folder)
-    if any(fnmatch(below.as_posix(), pattern) for pattern in include):
-        return True
-    if len(below.parts) == 1:
-        return any(fnmatch(path.name, pattern) for pattern in (*_MODEL, *_TOKENIZER, *_CARD))
-    if len(below.parts) > 2:
-        return False
-    if below.parts[0] == ".eval_results":
-        return path.suffix == ".yaml"
-    return (path.parent / ROLE_FILE).is_file() and any(fnmatch(path.name, pattern) for pattern in _MODEL)
 
 
 def push_model(
@@ -79,19 +42,23 @@ def push_model(
 
     Raises:
         SecretFoundError: a file of the upload holds a secret; nothing was uploaded.
+        HubError: the upload failed and changed nothing; the folder is whole, and calling again resumes it.
     """
     args = trainer.args
     trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
     if trainer.hub_model_id is None:
-        trainer.init_hf_repo(token=token, private=private)
+        with telling("making the repository", token or args.hub_token):
+            trainer.init_hf_repo(token=token, private=private)
     trainer._finish_current_push()  # before its files change under it
     trainer.save_model(_internal_call=True)
     if not trainer.is_world_process_zero():
         return None
     folder = Path(str(args.output_dir))
     if facts or not (folder / "README.md").is_file():
-        plain_card(trainer, **facts)
-    return _upload(trainer, folder, files_to_push(folder, include), commit_message, token, revision, not blocking)
+        model_card.write(trainer, folder, **facts)
+    warn_of_local_base(folder)
+    files = files_of_model(folder, include)
+    return _upload(trainer, folder, files, commit_message, token, revision, not blocking, private=private)
 
 
 def push_checkpoint(trainer: BaseTrainer, checkpoint: Path) -> None:
@@ -107,15 +74,16 @@ def push_checkpoint(trainer: BaseTrainer, checkpoint: Path) -> None:
         trainer._finish_current_push()
     trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
     folder = Path(str(args.output_dir))
-    for path in files_to_push(checkpoint):
+    for path in files_of_model(checkpoint):
         target = folder / path.relative_to(checkpoint)
         target.parent.mkdir(parents=True, exist_ok=True)
         staged = target.with_name(f".{target.name}")
         shutil.copy(path, staged)
         os.replace(staged, target)
+    model_card.save_card(trainer, folder)
     message = f"Training in progress, step {trainer.state.global_step}"
     try:
-        job = _upload(trainer, folder, files_to_push(folder), message, None, None, in_background=True)
+        job = _upload(trainer, folder, files_of_model(folder), message, None, None, in_background=True)
         # Its annotation says one job; it goes through a list.
         progress: Any = PushInProgress([job])  # type: ignore[arg-type]
         trainer.push_in_progress = progress
@@ -128,26 +96,6 @@ def push_checkpoint(trainer: BaseTrainer, checkpoint: Path) -> None:
         logger.error("step %d: %s", trainer.state.global_step, error)
 
 
-def plain_card(trainer: BaseTrainer, **facts: Any) -> Path:
-    """A card with what a trainer knows by itself; `facts` are fields of `RunFacts`."""
-    known: dict[str, Any] = {
-        "method": trainer.method,
-        "base_model": trainer.shared.config.name_or_path or None,
-        "repo_id": trainer.hub_model_id,
-        "adapter": trainer.shared.roles[POLICY].adapter is not None,
-        "steps": trainer.state.global_step,
-        "versions": installed_versions(),
-    }
-    return write_card(RunFacts(**{**known, **trainer.card_facts(), **facts}), str(trainer.args.output_dir))
-
-
-def secrets_of(args: BaseConfig) -> list[str]:
-    """Values of the configuration that are secrets: the Hub token, and tokens for loading the model."""
-    loading = args.model_init_kwargs or {}
-    found = [args.hub_token, *(loading.get(name) for name in ("token", "use_auth_token"))]
-    return [value for value in found if isinstance(value, str)]
-
-
 def _upload(
     trainer: BaseTrainer,
     folder: Path,
@@ -157,29 +105,31 @@ def _upload(
     revision: str | None,
     in_background: bool,
     path_in_repo: str | None = None,
+    private: bool | None = None,
 ) -> Any:
-    refuse_secrets(folder, [*secrets_of(trainer.args), token], files)
-    job = _api().upload_folder(
-        repo_id=str(trainer.hub_model_id),
-        folder_path=folder,
-        path_in_repo=path_in_repo,
-        allow_patterns=[escape(path.relative_to(folder).as_posix()) for path in files],
-        commit_message=message,
+    names = [path.relative_to(folder).as_posix() for path in files]
+
+    def stale(there: Sequence[str]) -> list[str]:
+        return stale_files(there, names) if path_in_repo is None else sorted(set(there) - set(names))
+
+    job = upload(
+        folder,
+        files,
+        str(trainer.hub_model_id),
+        message=message,
+        private=trainer.args.hub_private_repo if private is None else private,
         token=token or trainer.args.hub_token,
         revision=revision or trainer.args.hub_revision,
-        run_as_future=in_background,
+        path_in_repo=path_in_repo,
+        stale=stale,
+        secrets=secrets_of(trainer.args),
+        in_background=in_background,
     )
     if in_background:
         job.add_done_callback(_tell_failure)
     return job
 
 
-@cache
-def _api() -> Any:
-    """One client: its background uploads run one after the other, and do not commit against each other."""
-    return HfApi(library_name="hf_rlx")
-
-
 def _tell_failure(job: Any) -> None:
     if not job.cancelled() and job.exception() is not None:
-        logger.error("an upload failed: %s: %s", type(job.exception()).__name__, mask_text(str(job.exception())))
+        logger.error("%s", job.exception())  # says what was being pushed; a secret is masked

@@ -33,7 +33,7 @@ class Range:
 _COUNT, _SHARE, _POSITIVE = Range(1, integer=True), Range(0, 1), Range(0, above=True)
 _NOT_NEGATIVE = Range(0)
 
-# Without them there is nothing to run; other fields may be None.
+# Without them there is nothing to run, unless None is the default; other fields may be None.
 _NEEDED = ("num_generations", "max_completion_length", "learning_rate", "beta")
 
 RANGES: dict[str, Range] = {
@@ -99,7 +99,8 @@ def check_ranges(config: Any) -> None:
         if not hasattr(config, name):
             continue
         value = getattr(config, name)
-        if value is None and name not in _NEEDED:
+        spec = type(config).__dataclass_fields__.get(name)
+        if value is None and (name not in _NEEDED or (spec is not None and spec.default is None)):
             continue
         problem = allowed.problem(value)
         if problem is not None:

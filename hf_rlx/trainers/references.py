@@ -2,8 +2,8 @@
 
 | ref_model | the policy | what runs as reference |
 |---|---|---|
-| none | any | the policy as it starts: see `hf_rlx.models.reference` |
-| none | a `SharedModel` that has a reference | that one: `sync_reference(1.0)` moves it to the policy |
+| none | any | the policy as this trainer starts: see `hf_rlx.models.reference` |
+| none | with `keep_reference`, a `SharedModel` that has a reference | that one, of an earlier trainer |
 | the policy's base, bit for bit | an adapter | adapters off; `ref_model` is not kept |
 | another model of that family | any | `ref_model`, frozen: a second model in memory |
 """
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ def prepare_reference(shared: SharedModel, ref_model: Any, args: Any) -> None:
     """
     assert isinstance(args, ReferencedConfig)
     if ref_model is None:
-        logger.info("reference: %s", shared.prepare_reference())
+        logger.info("reference: %s", shared.prepare_reference(anew=not args.keep_reference))
         return
     if isinstance(ref_model, str | os.PathLike):
         ref_model = load_causal_lm(os.fspath(ref_model), dtype=shared.dtype)
@@ -114,6 +115,7 @@ class ReferenceLogps:
     def forget(self) -> None:
         """What is at hand may be another reference's: it has to be found on the disk again, or computed."""
         self._known: dict[bytes, Tensor] = {}
+        self._ahead: dict[bytes, Tensor] = {}  # of the micro-batch that is being trained on
         self._facts: dict[str, Any] | None = None
         self._done: list[Any] = []  # data sets, kept so that their identity stays theirs
 
@@ -125,16 +127,27 @@ class ReferenceLogps:
 
     def __call__(self, groups: list[Group]) -> Tensor:
         """(B, R) nats, rows in group order, 0 behind each answer's end."""
-        names = [reference_cache.digest(group) for group in groups] if self._known else []
-        if not names or any(name not in self._known for name in names):
+        known = self._ahead or self._known
+        names = [reference_cache.digest(group) for group in groups] if known else []
+        if not names or any(name not in known for name in names):
             return self._compute(groups)
         answers = [
             answer
             for name, group in zip(names, groups, strict=True)
-            for answer in self._known[name].split([ids.numel() for ids in group.response_ids])
+            for answer in known[name].split([ids.numel() for ids in group.response_ids])
         ]
         rows = torch.nn.utils.rnn.pad_sequence(answers, batch_first=True)
         return rows.to(self.trainer.args.device)
+
+    @contextmanager
+    def ahead(self, groups: list[Group]) -> Iterator[None]:
+        """Within, the log-probs of `groups` are at hand: a forward of all is faster than one for each part."""
+        if not self._known:
+            self._ahead = self._by_digest(groups, self._compute(groups))
+        try:
+            yield
+        finally:
+            self._ahead = {}
 
     def precompute(self, dataset: Any) -> None:
         """With `precompute_ref_log_probs`: have the log-probs of all rows of a data set at hand, from the disk, or
@@ -196,11 +209,19 @@ class ReferenceLogps:
             for start in tqdm(range(0, len(mine), size), "reference log-probs", disable=args.disable_tqdm):
                 self.trainer.keeper.stop_if_alone()
                 part = mine[start : start + size]
-                rows = iter(self._compute([group for _, group in part]).cpu())
-                for name, group in part:
-                    local.append((name, torch.cat([next(rows)[: ids.numel()] for ids in group.response_ids])))
+                few = [group for _, group in part]
+                local += self._by_digest(few, self._compute(few).cpu()).items()
         shared = dict(gathered(local))
         return {name: shared[name] for name in groups}
+
+    @staticmethod
+    def _by_digest(groups: list[Group], logps: Tensor) -> dict[bytes, Tensor]:
+        """(B, R) log-probs as one tensor a group, answer after answer."""
+        rows = iter(logps)
+        return {
+            reference_cache.digest(group): torch.cat([next(rows)[: ids.numel()] for ids in group.response_ids])
+            for group in groups
+        }
 
     def _compute(self, groups: list[Group]) -> Tensor:
         # Before training the model has no autocast of its own yet.

@@ -33,7 +33,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import TrainerCallback
 
 from hf_rlx.cards.facts import Score
-from hf_rlx.data.pairs import RankedGroup
+from hf_rlx.data.pair_encoding import RankedGroup
 from hf_rlx.functional import bradley_terry, plackett_luce, ranked_all_pairs
 from hf_rlx.functional.statistics import RunningMoments
 from hf_rlx.models.classifier import SCORE
@@ -45,7 +45,8 @@ from hf_rlx.trainers.checks import check_arguments
 from hf_rlx.trainers.config import BaseConfig, described, strict
 from hf_rlx.trainers.pair_batches import PairBatch
 from hf_rlx.trainers.preference import PreferenceConfig, PreferenceTrainer
-from hf_rlx.trainers.reward_model import add_reward_roles, reward_base
+from hf_rlx.trainers.preflight import before_loading, data_checks
+from hf_rlx.trainers.reward_model import adapter_facts, add_reward_roles, reward_base
 from hf_rlx.trainers.reward_report import TEMPERATURES, RewardReport, ScoredRow, fit_temperature, reward_report
 
 logger = logging.getLogger(__name__)
@@ -144,6 +145,7 @@ class RewardTrainer(PreferenceTrainer):
                 raise ValueError(f"{name} is not carried by hf_rlx: {instead}")
         args = RewardConfig("reward_output") if args is None else args
         check_arguments(model, args, RewardConfig, processing_class, peft_config)
+        before_loading(self, args, peft_config, *data_checks(self.check_dataset, train_dataset, eval_dataset))
         self._peft_config = peft_config
         self.last_report: RewardReport | None = None
         shared = reward_base(model, args, quantization_config, peft_config)
@@ -376,15 +378,8 @@ class RewardTrainer(PreferenceTrainer):
     def run_facts(self) -> dict[str, Any]:
         """See `BaseTrainer`."""
         names = ("loss_type", "ensemble_size", "center_rewards_coefficient")
-        roles = {}
-        for name in self.train_roles:
-            adapter = self.shared.roles[name].adapter
-            if adapter is not None and self.shared.roles[name].head != SCORE:
-                config = self.shared.model.peft_config[adapter]
-                targets = config.target_modules
-                targets = sorted(targets) if isinstance(targets, list | set | tuple) else targets
-                roles[name] = [str(config.peft_type), getattr(config, "r", None), targets]
-        return {**super().run_facts(), **{name: getattr(self.args, name) for name in names}, "reward_roles": roles}
+        facts = {**super().run_facts(), **{name: getattr(self.args, name) for name in names}}
+        return {**facts, "reward_roles": adapter_facts(self.shared, self.train_roles)}
 
 
 __all__ = ["RewardConfig", "RewardTrainer"]

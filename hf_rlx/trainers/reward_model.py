@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from peft.utils import get_peft_model_state_dict
 from transformers import PreTrainedModel
 
 from hf_rlx.models import classifier, storage
-from hf_rlx.models.roles import POLICY, REWARD
+from hf_rlx.models.roles import POLICY, REWARD, STEP_REWARD
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.trainers.base import as_shared_model
 from hf_rlx.trainers.config import BaseConfig
@@ -83,11 +84,38 @@ def _from_name(name: str, args: BaseConfig, quantization_config: Any, peft_confi
     return shared
 
 
-def _without_reward(shared: SharedModel, peft_config: PeftConfig | None) -> SharedModel:
-    """Refuse a configuration for an adapter that is there."""
-    if peft_config is not None and REWARD in shared.roles:
+def step_reward_base(
+    model: Any, args: BaseConfig, quantization_config: Any = None, peft_config: PeftConfig | None = None
+) -> SharedModel:
+    """The `model` argument as a `SharedModel` that has, or can get, the role `step_reward`: one with adapters, or a
+    causal language model and a `peft_config`.
+
+    Raises:
+        ValueError: a classifier, or a model whose weights would all train; names the fix.
+    """
+    torch.manual_seed(args.seed)  # before anything starts at random
+    named = isinstance(model, str | os.PathLike)
+    adapted = isinstance(model, SharedModel | PeftModel) or (named and storage.has_adapter(Path(model)))
+    if isinstance(model, PreTrainedModel) and type(model).__name__.endswith("Classification"):
         raise ValueError(
-            "the model has a reward model already, and a peft_config was given; drop peft_config to train on it"
+            f"{type(model).__name__} is a whole model with a head; a process reward model here is an adapter and a "
+            "head on a causal language model: load it with AutoModelForCausalLM and pass peft_config=LoraConfig(...)"
+        )
+    if not adapted and peft_config is None:
+        raise ValueError(
+            "a process reward model is an adapter and a head on a language model, and this one has no adapter: pass "
+            "peft_config=LoraConfig(...), or a SharedModel that has one"
+        )
+    shared = as_shared_model(model, args, quantization_config, None if adapted else _without_head(peft_config))
+    return _without_reward(shared, peft_config, STEP_REWARD)
+
+
+def _without_reward(shared: SharedModel, peft_config: PeftConfig | None, role: str = REWARD) -> SharedModel:
+    """Refuse a configuration for an adapter that is there."""
+    if peft_config is not None and role in shared.roles:
+        raise ValueError(
+            f"the model has a {'reward model' if role == REWARD else 'process reward model'} already, and a "
+            "peft_config was given; drop peft_config to train on it"
         )
     return shared
 
@@ -111,7 +139,8 @@ def add_reward_roles(shared: SharedModel, names: list[str], peft_config: PeftCon
         policy = shared.roles[POLICY].adapter
         if REWARD in shared.roles and shared.roles[REWARD].head == classifier.SCORE:
             raise ValueError(
-                "an ensemble needs adapters on a shared base; a stand-alone classifier has ensemble_size=1"
+                "an ensemble needs adapters on a shared base, as a process reward model does; a stand-alone "
+                "classifier has ensemble_size=1"
             )
         if policy is None:
             raise ValueError(
@@ -129,6 +158,19 @@ def add_reward_roles(shared: SharedModel, names: list[str], peft_config: PeftCon
             state = get_peft_model_state_dict(shared.model, adapter_name=policy, save_embedding_layers=False)
             state = {key: value.clone() for key, value in state.items()}
         shared.add_role(name, config, state=state)
+
+
+def adapter_facts(shared: SharedModel, names: Sequence[str]) -> dict[str, Any]:
+    """What must be the same on resume of the adapters of roles: kind, rank and targets."""
+    facts = {}
+    for name in names:
+        adapter = shared.roles[name].adapter
+        if adapter is not None and shared.roles[name].head != classifier.SCORE:
+            config = shared.model.peft_config[adapter]
+            targets = config.target_modules
+            targets = sorted(targets) if isinstance(targets, list | set | tuple) else targets
+            facts[name] = [str(config.peft_type), getattr(config, "r", None), targets]
+    return facts
 
 
 def _check_beside(config: Any, policy: Any) -> None:

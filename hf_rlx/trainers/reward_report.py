@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from hf_rlx.functional.statistics import (
+    CalibrationError,
     average_ranks,
     calibration_error,
     pairwise_accuracy,
@@ -58,18 +59,55 @@ class ScoredRow(NamedTuple):
 
 
 class Bin(NamedTuple):
-    """One line of the reliability table: pairs whose confidence sigma(|difference|) lies in [low, high)."""
+    """One line of the reliability table: pairs (or steps) whose confidence lies in [low, high)."""
 
     low: float
     high: float
     pairs: int
     confidence: float  # mean; NaN for no pair
-    accuracy: float  # share in the right order; NaN for no pair
+    accuracy: float  # share that is right; NaN for no pair
+
+
+def reliability(calibration: CalibrationError) -> list[Bin]:
+    """The table of a calibration error, equal bins over [1/2, 1]."""
+    width = 0.5 / len(calibration.bin_count)
+    found = zip(calibration.bin_count, calibration.bin_confidence, calibration.bin_accuracy, strict=True)
+    return [Bin(0.5 + width * i, 0.5 + width * (i + 1), *b) for i, b in enumerate(found)]
 
 
 @dataclass(frozen=True)
-class RewardReport:
-    """See the table at the head of this file; `reliability` holds ten bins over [1/2, 1]. NaN: nothing to tell."""
+class Report:
+    """Numbers by name, and a reliability table of ten bins over [1/2, 1]; NaN: nothing to tell."""
+
+    def metrics(self) -> dict[str, float]:
+        """Every number by its name, without the table and without NaN."""
+        numbers = {name: value for name, value in asdict(self).items() if name != "reliability"}
+        return {name: float(value) for name, value in numbers.items() if not math.isnan(value)}
+
+    def table(self) -> str:
+        """Readable text: the numbers, then the reliability table."""
+        facts = asdict(self)
+        bins = facts.pop("reliability")
+        lines = [f"{name:24} {_shown(value)}" for name, value in facts.items()]
+        lines += ["", "confidence     count  mean confidence  right"]
+        for low, high, count, confidence, accuracy in bins:
+            lines.append(f"{low:.2f} to {high:.2f} {count:7d}  {_shown(confidence):>15}  {_shown(accuracy):>5}")
+        return "\n".join(lines) + "\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write `<path>.json` (NaN as null) and the readable `<path>.txt`."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        facts = asdict(self)
+        facts["reliability"] = [Bin(*b)._asdict() for b in facts["reliability"]]
+        text = json.dumps(_without_nan(facts), indent=2) + "\n"
+        path.with_name(path.name + ".json").write_text(text, encoding="utf-8")
+        path.with_name(path.name + ".txt").write_text(self.table(), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class RewardReport(Report):
+    """See the table at the head of this file."""
 
     n_pairs: int
     ties: int
@@ -95,30 +133,6 @@ class RewardReport:
     ensemble_std: float
     reliability: list[Bin]
 
-    def metrics(self) -> dict[str, float]:
-        """Every number by its name, without the table and without NaN."""
-        numbers = {name: value for name, value in asdict(self).items() if name != "reliability"}
-        return {name: float(value) for name, value in numbers.items() if not math.isnan(value)}
-
-    def table(self) -> str:
-        """Readable text: the numbers, then the reliability table."""
-        lines = [f"{name:24} {_shown(value)}" for name, value in asdict(self).items() if name != "reliability"]
-        lines += ["", "confidence     pairs  mean confidence  right"]
-        for b in self.reliability:
-            lines.append(
-                f"{b.low:.2f} to {b.high:.2f} {b.pairs:7d}  {_shown(b.confidence):>15}  {_shown(b.accuracy):>5}"
-            )
-        return "\n".join(lines) + "\n"
-
-    def save(self, path: str | Path) -> None:
-        """Write `<path>.json` (NaN as null) and the readable `<path>.txt`."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        facts = {**asdict(self), "reliability": [b._asdict() for b in self.reliability]}
-        text = json.dumps(_without_nan(facts), indent=2) + "\n"
-        path.with_name(path.name + ".json").write_text(text, encoding="utf-8")
-        path.with_name(path.name + ".txt").write_text(self.table(), encoding="utf-8")
-
 
 def reward_report(rows: Sequence[ScoredRow]) -> RewardReport:
     """Sum up scored rows.
@@ -138,8 +152,6 @@ def reward_report(rows: Sequence[ScoredRow]) -> RewardReport:
     shorter = torch.tensor(lengths, dtype=torch.bool)
     short = pairwise_accuracy(best[shorter], rest[shorter])
     calibration = calibration_error(best - rest)
-    width = 0.5 / len(calibration.bin_count)
-    found = zip(calibration.bin_count, calibration.bin_confidence, calibration.bin_accuracy, strict=True)
     scores = torch.tensor([s for row in rows for s in row.scores]).double()
     tokens = torch.tensor([n for row in rows for n in row.lengths]).double()
     length = reward_length_correlation(scores, tokens)
@@ -167,7 +179,7 @@ def reward_report(rows: Sequence[ScoredRow]) -> RewardReport:
         accuracy_chosen_shorter=short.accuracy,
         n_chosen_shorter=short.n_pairs,
         ensemble_std=sum(spreads) / len(spreads) if spreads else 0.0,
-        reliability=[Bin(0.5 + width * i, 0.5 + width * (i + 1), *b) for i, b in enumerate(found)],
+        reliability=reliability(calibration),
     )
 
 

@@ -25,13 +25,11 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from hf_rlx.data.demonstrations import check_demonstrations, encode_demonstration
-from hf_rlx.data.pairs import RankedGroup
+from hf_rlx.data.pair_encoding import RankedGroup
 from hf_rlx.functional.masked import masked_mean, masked_sum
-from hf_rlx.models import critic
 from hf_rlx.models.roles import POLICY
-from hf_rlx.models.shared import SharedModel
 from hf_rlx.trainers.checks import check_arguments
-from hf_rlx.trainers.config import BaseConfig, described, strict
+from hf_rlx.trainers.config import described, strict
 from hf_rlx.trainers.pair_batches import PairBatch
 from hf_rlx.trainers.preference import PreferenceConfig, PreferenceTrainer
 
@@ -85,10 +83,6 @@ class SFTTrainer(PreferenceTrainer):
             quantization_config=quantization_config,
             peft_config=peft_config,
         )
-
-    def prepare_roles(self, shared: SharedModel, args: BaseConfig) -> None:
-        """A critic that an earlier trainer left on the policy's forward learns nothing here."""
-        critic.put_aside(shared)
 
     def check_dataset(self, dataset: Any, name: str) -> None:
         """See `PreferenceTrainer`."""

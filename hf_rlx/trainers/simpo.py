@@ -7,7 +7,8 @@ repository: beta 2.0 and ratio 0.5 make gamma 1.0. A gamma that is copied into a
 trains: with beta 0.1 and gamma 0.5, TRL's CPO defaults, the ratio is 5, a margin of 5 nats a token.
 
 How this departs from the paper and from TRL 1.16 (`CPOTrainer` with loss_type="simpo"):
-- the pair is one packed group, and there is no likelihood term (TRL's cpo_alpha, which is 1.0 by default there);
+- the pair is one packed group, and there is no likelihood term unless asked for (`cpo_alpha`, 1.0 by default in TRL);
+  it is a mean over pairs of log-probs per token;
 - the loss is the mean over the pairs of the whole optimizer step and all processes; identical answers and ties leave
   it and are counted; ranked lists give all their pairs; cuts as in `DPOTrainer`.
 A column `margin` is not read. Nothing holds the policy near where it started: watch logps/chosen_change, which is
@@ -23,7 +24,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from hf_rlx.data.pairs import RankedGroup
+from hf_rlx.data.pair_encoding import RankedGroup
 from hf_rlx.functional import simpo
 from hf_rlx.trainers.checks import check_arguments
 from hf_rlx.trainers.config import described, strict
@@ -46,11 +47,17 @@ class SimPOConfig(PairConfig):
         None, "The margin gamma itself, in rewards, as TRL names it; in place of gamma_beta_ratio."
     )
     label_smoothing: float = described(0.0, "Share of labels that are taken to be flipped, in [0, 0.5].")
+    cpo_alpha: float = described(0.0, "Weight of the chosen answer's negative log-prob per token (CPO-SimPO).")
+    loss_type: str = described("simpo", "Not carried: this is SimPO; DPOTrainer and IPOTrainer have the others")
+    alpha: float = described(0.0, "Not carried: AlphaPO is another reward; leave alpha out")
+    generate_during_eval: bool = described(False, "Not carried: trainer.shared.generate(...) samples")
+    is_encoder_decoder: bool | None = described(None, "Not carried: models are decoders; leave it out")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("beta", self.beta, above=0)
         check_number("gamma_beta_ratio", self.gamma_beta_ratio, at_least=0)
+        check_number("cpo_alpha", self.cpo_alpha, at_least=0)
         check_number("label_smoothing", self.label_smoothing, at_least=0)
         if self.label_smoothing > 0.5:
             raise ValueError(f"label_smoothing must be at most 0.5, got {self.label_smoothing!r}")
@@ -121,8 +128,13 @@ class SimPOTrainer(PreferenceTrainer):
     def pair_objective(self, pairs: Pairs) -> Objective:
         """The logistic loss of the margin beyond gamma, and what is logged of it."""
         args = self.args
-        out = simpo(*pairs.means(), args.beta, args.target_margin, args.label_smoothing)
-        return Objective(out.loss, pairs.table(out.pair_loss, out.chosen_reward, out.rejected_reward))
+        chosen, rejected = pairs.means()
+        out = simpo(chosen, rejected, args.beta, args.target_margin, args.label_smoothing)
+        rewards = (out.chosen_reward, out.rejected_reward)
+        if not args.cpo_alpha:
+            return Objective(out.loss, pairs.table(out.pair_loss, *rewards))
+        pair_loss = out.pair_loss - args.cpo_alpha * chosen.detach()
+        return Objective(out.loss - args.cpo_alpha * chosen.mean(), pairs.table(pair_loss, *rewards, nll_loss=-chosen))
 
     def weight_of(self, row: RankedGroup) -> float:
         """Pairs of the row."""
@@ -130,7 +142,7 @@ class SimPOTrainer(PreferenceTrainer):
 
     def run_facts(self) -> dict[str, Any]:
         """See `BaseTrainer`."""
-        names = ("beta", "target_margin", "label_smoothing")
+        names = ("beta", "target_margin", "label_smoothing", "cpo_alpha")
         return {**super().run_facts(), **{name: getattr(self.args, name) for name in names}}
 
 

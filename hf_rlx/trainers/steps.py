@@ -17,6 +17,7 @@ from hf_rlx.rollout.collect import score_request
 from hf_rlx.rollout.reward_jobs import Job, JobPool, logged_by
 from hf_rlx.rollout.reward_models import RewardCall, as_float, fault_of, prepare
 from hf_rlx.rollout.scoring import lay_out
+from hf_rlx.rollout.signatures import check_signatures
 from hf_rlx.trainers.dynamic_sampling import COUNTS
 from hf_rlx.trainers.metrics import MetricStore
 from hf_rlx.trainers.observe import RESERVED
@@ -170,6 +171,7 @@ def _record(store: MetricStore, metrics: dict[str, float]) -> None:
 
 def step_scorer_of(trainer: OnlineTrainer, functions: Any) -> StepScorer:
     """Scores steps for `trainer` with `functions` (None: none), under its reward functions' limits."""
+    check_signatures(functions, [("train_dataset", trainer.train_dataset)], "step reward function")
     args = trainer.args
     return StepScorer(
         functions or [],

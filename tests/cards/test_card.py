@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 import subprocess
 import sys
@@ -9,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, ModelCardData, metadata_load
 
-from hf_rlx.cards import RunFacts, Score, installed_versions, render_card, write_card
-from hf_rlx.cards.card import is_hub_id
+from hf_rlx.cards import Course, Measure, RunFacts, Score, installed_versions, render_card, write_card
+from hf_rlx.cards.facts import is_hub_id
 
 FULL = {
     "method": "grpo",
@@ -51,7 +52,8 @@ def test_full_card_round_trip(tmp_path: Path):
     assert data["base_model"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
     assert data["library_name"] == "peft"
     assert data["pipeline_tag"] == "text-generation"
-    assert data["tags"] == ["hf_rlx", "grpo", "lora", "reasoning"]
+    assert data["base_model_relation"] == "adapter"
+    assert data["tags"] == ["hf_rlx", "grpo", "lora", "generated_from_trainer", "reasoning"]
     assert data["datasets"] == ["ChilleD/SVAMP"]
     assert data["license"] == "apache-2.0"
     (result,) = card.data.eval_results
@@ -59,11 +61,12 @@ def test_full_card_round_trip(tmp_path: Path):
     assert (result.dataset_type, result.dataset_name) == ("ChilleD/SVAMP", "SVAMP, held-out part")
     for text in (
         "# smol-maths",
-        "| before training | 0.300 | 0.219 to 0.396 | 100 |",
-        "| after training | 0.600 | 0.502 to 0.691 | 100 |",
-        "Measured on held-out rows of SVAMP, held-out part.",
+        "| held out | before training | after training |\n|---|---|---|\n",
+        "| accuracy | 0.300 (0.219 to 0.396) | 0.600 (0.502 to 0.691) |\n",
+        "Measured on held-out rows of SVAMP, held-out part, n=100, greedy. In brackets",
         'name = "me/smol-maths"\nmodel = AutoPeftModelForCausalLM.from_pretrained(name)',
-        "- Rewards: `number_answer_line`, `format`\n- Steps: 200\n- Time: 1 h 2 min\n- Hardware: NVIDIA T4",
+        "- Rewards: `number_answer_line`, `format`\n- Steps: 200\n- Time: 1 h 2 min\n- Hardware: NVIDIA T4\n",
+        "eprint = {2402.03300}",
         "| `learning_rate` | 1e-05 |",
         "| `note` | a\\|b c |",
         "Completion (reward 1):\n\n```text\n42\n```",
@@ -79,9 +82,19 @@ def test_what_is_unknown_leaves_no_trace(tmp_path: Path):
     assert card.data.to_dict() == {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
-        "tags": ["hf_rlx", "dpo"],
+        "tags": ["hf_rlx", "dpo", "generated_from_trainer"],
     }
-    for absent in ("license", "None", "More Information Needed", "Result", "Training\n", "Samples", "Versions", "| "):
+    for absent in (
+        "license",
+        "None",
+        "More Information Needed",
+        "Result",
+        "Training\n",
+        "Samples",
+        "Versions",
+        "Roles",
+        "| ",
+    ):
         assert absent not in card.content, absent
     assert "# dpo model\n\nTrained with DPO by `hf_rlx`" in card.content
     assert "AutoModelForCausalLM.from_pretrained(name)" in card.content
@@ -164,7 +177,7 @@ def test_a_failed_write_keeps_the_old_card(tmp_path: Path, monkeypatch: pytest.M
     def full_disk(*_):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("hf_rlx.cards.card.os.replace", full_disk)
+    monkeypatch.setattr("hf_rlx.cards.files.os.replace", full_disk)
     with pytest.raises(OSError, match="No space left"):
         write_card(RunFacts(method="grpo"), tmp_path)
     assert path.read_text() == before
@@ -192,3 +205,140 @@ def test_installed_versions_reads_metadata_only():
 def test_cards_do_not_import_torch_or_matplotlib():
     code = "import sys, hf_rlx.cards; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+MORE = {
+    **FULL,
+    "base_revision": "0123456789abcdef",
+    "reward_weights": [1.0, 0.25],
+    "data": {
+        "training": {"rows": 12345, "columns": ["answer", "prompt"], "sha256": "aa11"},
+        "held-out": {"rows": 100, "columns": ["answer", "prompt"], "sha256": "bb22"},
+    },
+    "measures": [
+        Measure("mean length, tokens", 12.5, 1234.5),
+        Measure("perplexity", None, 3.0, n=100, metric="perplexity", dataset="hard"),
+    ],
+    "course": [Course("KL to the reference, nats a token", 0.0, 10, 0.00123, 200)],
+    "alerts": ["everything truncated"],
+    "epochs": 1.5,
+    "processes": 2,
+    "command": "python train.py --beta 0.04",
+    "adapter_settings": "a LoRA adapter (r 16, alpha 32)",
+}
+
+
+def test_everything_else_that_a_run_can_say(tmp_path: Path):
+    card = load(RunFacts(**MORE), tmp_path)
+    for text in (
+        "at commit `0123456789ab`, trained with GRPO on",
+        "- Rewards: `number_answer_line` (weight 1), `format` (weight 0.25)\n",
+        "- Training data: 12,345 rows of `answer`, `prompt`; sha256 `aa11` (over up to 2,000 rows, evenly spread)\n",
+        "- Held-out data: 100 rows of `answer`, `prompt`; sha256 `bb22`\n",
+        "- Adapter: LoRA adapter (r 16, alpha 32)\n",
+        "- Epochs: 1.5\n",
+        "- Processes: 2\n",
+        "| mean length, tokens | 12.500 | 1234 |\n",
+        "| perplexity, hard |  | 3.000 |\n",
+        "| KL to the reference, nats a token | 0.000 (step 10) | 0.00123 (step 200) |\n",
+        "Alerts that the run raised:\n\n- everything truncated\n",
+        "```bash\npython train.py --beta 0.04\n```\n",
+    ):
+        assert text in card.text, text
+    assert "\n\n\n" not in card.content
+    results = [(r.metric_type, r.metric_value, r.dataset_name, r.metric_name) for r in card.data.eval_results]
+    assert results == [
+        ("accuracy", 0.6, "SVAMP, held-out part", "accuracy (n=100, 95% interval 0.502 to 0.691)"),
+        ("perplexity", 3.0, "hard", "perplexity (n=100)"),
+    ]
+    assert card.data.metrics == ["accuracy", "perplexity"]
+
+
+def test_the_metadata_is_what_the_hub_reads(tmp_path: Path):
+    """Parsed and written again it is the same, model-index included; a licence of its own keeps name and link."""
+    facts = RunFacts(**{**MORE, "license": "other", "license_name": "own", "license_link": "https://x.example/l"})
+    path = write_card(facts, tmp_path)
+    data = metadata_load(path)
+    again = ModelCardData(**data, ignore_metadata_errors=False)
+    assert again.to_dict() == data
+    assert (data["license"], data["license_name"], data["license_link"]) == ("other", "own", "https://x.example/l")
+    assert data["model-index"][0]["name"] == "smol-maths"
+    assert [r.unique_identifier for r in again.eval_results] == [
+        r.unique_identifier for r in ModelCard.load(path).data.eval_results
+    ]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "quantization", "tags"),
+    [(True, None, ["lora"]), (True, "4-bit bitsandbytes", ["qlora"]), (False, None, [])],
+)
+def test_tags_and_relation(adapter: bool, quantization: str | None, tags: list[str]):
+    facts = RunFacts("sft", base_model="org/base", adapter=adapter, quantization=quantization)
+    data = render_card(facts).data
+    assert data.tags == ["hf_rlx", "sft", *tags, "generated_from_trainer"]
+    assert data["base_model_relation"] == ("adapter" if adapter else "finetune")
+
+
+@pytest.mark.parametrize(
+    ("after_step", "heading"), [(None, "after training"), (200, "after training"), (150, "after step 150 of 200")]
+)
+def test_the_table_says_after_which_step(after_step: int | None, heading: str):
+    assert f"| held out | before training | {heading} |\n" in str(
+        render_card(RunFacts(**{**FULL, "after_step": after_step}))
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "variant", "papers"),
+    [
+        ("grpo", None, ["2402.03300"]),
+        ("grpo", "dr_grpo", ["2402.03300", "2503.20783"]),
+        ("ppo", None, ["1707.06347", "2203.02155"]),
+        ("dpo", None, ["2305.18290"]),
+        ("ipo", None, ["2310.12036"]),
+        ("simpo", None, ["2405.14734"]),
+        ("orpo", None, ["2403.07691"]),
+        ("iterative_dpo", None, ["2312.16682", "2305.18290"]),
+        ("reward", None, ["2203.02155"]),
+        ("sft", None, ["2203.02155"]),
+        ("something", None, []),
+    ],
+)
+def test_each_method_cites_its_paper(method: str, variant: str | None, papers: list[str]):
+    text = str(render_card(RunFacts(method, variant=variant)))
+    assert re.findall(r"eprint = \{([\d.]+)\}", text) == papers
+    assert ("## Citation" in text) == bool(papers)
+
+
+def test_no_path_and_no_secret_of_this_machine(tmp_path: Path):
+    """Also not in the facts beside the card, which say again what it says; a local base stays a local one."""
+    base = tmp_path / "models" / "tiny"
+    base.mkdir(parents=True)
+    facts = RunFacts(
+        **{
+            **MORE,
+            "base_model": str(base),
+            "notes": [f"Sampled from {tmp_path}/data/rows.jsonl, with hf_{'a' * 30}."],
+            "hyper_parameters": {"path": str(tmp_path / "x" / "y.json"), "url": "https://u:pw123456@host/x"},
+        }
+    )
+    path = write_card(facts, tmp_path / "out")
+    facts.save(tmp_path / "out")
+    assert "Sampled from rows.jsonl, with <HUB_TOKEN>." in path.read_text()
+    for file in (path, tmp_path / "out" / "card_facts.json"):
+        text = file.read_text()
+        assert str(tmp_path) not in text
+        assert "aaaaaaaa" not in text
+        assert "pw123456" not in text
+    again = RunFacts.load(tmp_path / "out")
+    assert again.base_model == "./tiny"
+    assert (again.before, again.measures, again.course) == (facts.before, facts.measures, facts.course)
+    assert write_card(again, tmp_path / "again").read_text() == path.read_text()
+
+
+def test_facts_of_another_version_are_read(tmp_path: Path):
+    (tmp_path / "card_facts.json").write_text('{"method": "dpo", "of_a_later_version": 1}')
+    assert RunFacts.load(tmp_path) == RunFacts("dpo")
+    (tmp_path / "card_facts.json").write_text('{"method": "dpo", "measures": [3]}')
+    with pytest.raises(ValueError, match=r"card_facts\.json is damaged"):
+        RunFacts.load(tmp_path)

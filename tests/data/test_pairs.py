@@ -1,315 +1,376 @@
-"""Preference rows to groups. In the bundled tokenizer every character is a token: bos 1, eos 2, a..z 69..94."""
+"""Judged responses to pairs and lists. Responses are letters, so that who stands where can be read off."""
 
 from __future__ import annotations
 
+import math
+import subprocess
+import sys
+
+import numpy as np
 import pytest
-import torch
 from datasets import Dataset
-from tokenizers import Tokenizer
-from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
 
-from hf_rlx.data.pairs import EncodedAnswers, check_preferences, encode_answers, encode_preference, fit
-from hf_rlx.data.tokenize import encode_prompt
-from hf_rlx.models.loading import load_tokenizer
-from tests.tiny import word_tokenizer
-
-BOS, EOS, A, B, C, D = 1, 2, 69, 70, 71, 72
+from hf_rlx.data.pairs import build_pairs, from_outcomes, from_rankings, from_ratings
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer("tiny")
+def row(responses, scores, **more):
+    return {"prompt": "q", "responses": list(responses), "scores": scores, **more}
 
 
-def encoded(row, tokenizer, **options):
-    """(prompt ids, answers' ids) of a row that shares its prompt."""
-    found = encode_preference(row, 7, tokenizer, **options)
-    assert found.row == 7
-    (group,) = found.groups
-    return group.prompt_ids.tolist(), [ids.tolist() for ids in group.response_ids]
+def sides(made):
+    """(chosen, rejected) of each pair."""
+    return [(pair["chosen"], pair["rejected"]) for pair in made]
 
 
-def says(*turns):
-    """Messages, user and assistant in turn."""
-    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)]
+# --- strategies ------------------------------------------------------------------------------------------------------
 
 
-# --- what is what ----------------------------------------------------------------------------------------------------
+def test_best_against_worst():
+    made = build_pairs([row("abc", [0.5, 0.9, 0.1], source="x")])
+    assert made == [
+        {
+            "prompt": "q",
+            "chosen": "b",
+            "rejected": "c",
+            "score_chosen": 0.9,
+            "score_rejected": 0.1,
+            "source": "x",
+        }
+    ]
+    assert (made.rows_in, made.left_out, made.notes) == (1, {}, {})
 
 
-def test_an_explicit_prompt_is_shared_and_answers_end_with_eos(tokenizer):
-    found = encoded({"prompt": "ab", "chosen": "c", "rejected": "dd"}, tokenizer)
-    assert found == ([BOS, A, B], [[C, EOS], [D, D, EOS]])
+def test_of_equal_ones_the_first_is_taken():
+    """b and d are best, a and c worst."""
+    assert sides(build_pairs([row("abcd", [0, 1, 0, 1])])) == [("b", "a")]
 
 
-def test_eos_is_written_once(tokenizer):
-    """TRL's rows may carry it already."""
-    found = encoded({"prompt": "ab", "chosen": "c<eos>", "rejected": "d"}, tokenizer)
-    assert found == ([BOS, A, B], [[C, EOS], [D, EOS]])
+def test_all_pairs_in_the_order_of_the_responses():
+    """0-1: a over b; 0-2: c over a; 0-3: a over d; 1-2: c over b; 1-3: a tie; 2-3: c over d."""
+    made = build_pairs([row("abcd", [2, 1, 3, 1])], "all")
+    assert sides(made) == [("a", "b"), ("c", "a"), ("a", "d"), ("c", "b"), ("c", "d")]
 
 
-def test_answers_that_begin_alike_keep_their_beginning(tokenizer):
-    """The prompt is what was given, though both branches go on with "c"."""
-    found = encoded({"prompt": "ab", "chosen": "cc", "rejected": "cd"}, tokenizer)
-    assert found == ([BOS, A, B], [[C, C, EOS], [C, D, EOS]])
+def test_of_all_pairs_the_widest_can_be_kept():
+    """Differences 1, 1, 1, 2, 2: the two of 2."""
+    assert sides(build_pairs([row("abcd", [2, 1, 3, 1])], "all", max_pairs=2)) == [("c", "b"), ("c", "d")]
 
 
-def test_an_implicit_prompt_is_what_both_have_in_common(tokenizer):
-    assert encoded({"chosen": "abc", "rejected": "abd"}, tokenizer) == ([BOS, A, B], [[C, EOS], [D, EOS]])
+def test_ranked_lists_are_best_first():
+    made = build_pairs([row("abcd", [2, 1, 3, 2], source="x")], "ranked")
+    assert made == [{"prompt": "q", "responses": ["c", "a", "d", "b"], "scores": [3, 2, 2, 1], "source": "x"}]
 
 
-def test_an_implicit_prompt_leaves_each_answer_a_token(tokenizer):
-    """ "ab" is the beginning of "abc": common are bos, a, b; "ab" keeps its EOS. Equal texts keep theirs, and tie."""
-    assert encoded({"chosen": "ab", "rejected": "abc"}, tokenizer) == ([BOS, A, B], [[EOS], [C, EOS]])
-    assert encoded({"chosen": "ab", "rejected": "ab"}, tokenizer) == ([BOS, A, B], [[EOS], [EOS]])
+@pytest.mark.parametrize(("margin", "expected"), [(0.99, [("c", "a"), ("b", "a"), ("c", "b")]), (1, [("c", "a")])])
+def test_the_difference_must_be_above_the_margin(margin, expected):
+    """Scores 1, 2, 3: differences 1, 2, 1. A difference of the margin itself is not above it."""
+    made = build_pairs([row("abc", [1, 2, 3])], "all", margin)
+    assert sorted(sides(made)) == sorted(expected)
+    assert sides(build_pairs([row("abc", [1, 2, 3])], "best_worst", 1.9)) == [("c", "a")]
+    assert build_pairs([row("abc", [1, 2, 3])], "ranked", 2) == []
 
 
-def test_texts_without_anything_in_common_are_groups_of_their_own():
-    """A tokenizer without BOS, and no shared word: K groups of one answer, in order."""
-    found = encode_preference({"chosen": "t3 t4", "rejected": "t5 t6 t7"}, 0, word_tokenizer())
-    assert [g.prompt_ids.tolist() for g in found.groups] == [[3], [5]]
-    assert [g.response_ids[0].tolist() for g in found.groups] == [[4, EOS], [6, 7, EOS]]
-    assert found.ranks == (0.0, 1.0)
+def test_response_columns_follow_their_responses():
+    rows = [row("abc", [1, 3, 2], model=["x", "y", "z"])]
+    (pair,) = build_pairs(rows, response_columns=["model"])
+    assert (pair["model_chosen"], pair["model_rejected"]) == ("y", "x")
+    assert "model" not in pair
+    (ranked,) = build_pairs(rows, "ranked", response_columns=["model"])
+    assert ranked["model"] == ["y", "z", "x"]
+
+
+def test_messages_and_rows_without_a_prompt():
+    good, bad = ([{"role": "assistant", "content": text}] for text in "ab")
+    made = build_pairs([{"responses": [bad, good], "scores": [0, 1]}])
+    assert made == [{"chosen": good, "rejected": bad, "score_chosen": 1.0, "score_rejected": 0.0}]
+
+
+def test_datasets_arrays_and_booleans_are_read():
+    rows = Dataset.from_list([row("ab", [True, False])])
+    assert sides(build_pairs(rows)) == [("a", "b")]
+    assert sides(build_pairs([row("ab", np.array([0.0, 2.0]))])) == [("b", "a")]
+
+
+def test_the_same_rows_give_the_same_pairs():
+    rows = [row("abcdef", [3, 1, 2, 3, 1, 2]) for _ in range(3)]
+    assert build_pairs(rows, "all", max_pairs=3) == build_pairs(rows, "all", max_pairs=3)
+
+
+# --- what gives no pair ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["best_worst", "all", "ranked"])
+def test_what_gives_nothing_is_counted(strategy):
+    """0: equal scores, 1: one scored response, 2: within the margin, 3: the same text twice, 4: one that is empty."""
+    rows = [
+        row("ab", [1, 1]),
+        row("ab", [1, None]),
+        row("ab", [1, 1.5]),
+        row(["a", "a"], [2, 0]),
+        row(["a", ""], [2, 0]),
+        row("ab", [2, 0]),
+    ]
+    made = build_pairs(rows, strategy, 0.5)
+    assert len(made) == 1
+    assert made.rows_in == 6
+    assert made.left_out == {
+        "all scores equal": [0],
+        "fewer than two scored responses": [1, 4],
+        "difference within the margin": [2],
+        "identical responses": [3],
+    }
+    assert made.notes == {"responses without a score": 1, "empty responses": 1}
+
+
+def test_unscored_responses_are_left_out():
+    assert sides(build_pairs([row("abc", [None, 1, 2])])) == [("c", "b")]
+
+
+def test_at_both_ends_two_different_responses_are_taken():
+    """a is the best, and both a and b are the worst: a over b, and never a over a."""
+    assert sides(build_pairs([row(["a", "a", "b"], [1, 0, 0])])) == [("a", "b")]
+    assert build_pairs([row(["a", "a", "b"], [1, 0, 0.5])]).left_out == {"identical responses": [0]}
+
+
+def test_infinite_scores_are_scores():
+    assert sides(build_pairs([row("abc", [-math.inf, 0, math.inf])])) == [("c", "a")]
+    assert build_pairs([row("ab", [math.inf, math.inf])]).left_out == {"all scores equal": [0]}
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("row", "ranks"),
+    ("bad", "message"),
     [
-        ({"ranks": [2, 1, 2]}, (2.0, 1.0, 2.0)),
-        ({"scores": [0.5, 9.0, 0.5]}, (1.0, 0.0, 1.0)),
-        ({"scores": [3, 2, 1]}, (0.0, 1.0, 2.0)),
+        (row("ab", [1, math.nan]), r"row 1 has NaN as `scores\[1\]`; give a number, or None"),
+        (row("ab", [1, "2"]), r"row 1 has '2' as `scores\[1\]`; give a number"),
+        (row("ab", [1]), "row 1 has 1 `scores` for 2 `responses`; give one each"),
+        ({"prompt": "q", "scores": [1]}, "row 1 has no `responses`"),
+        ({"prompt": "q", "responses": ["a"]}, "row 1 has no `scores`"),
+        (row(["a", 7], [1, 2]), r"row 1 has 7 as `responses\[1\]`; give it text or messages"),
+        ({"prompt": "q", "responses": "ab", "scores": [1, 2]}, "row 1 has 'ab' as `responses`; give a list"),
+        ("text", "row 1 is a str; rows are dictionaries"),
     ],
 )
-def test_ranked_lists(tokenizer, row, ranks):
-    """Ranks: lower is better; of scores the rank is the number of different higher ones."""
-    found = encode_preference({"prompt": "a", "responses": ["b", "c", "dd"], **row}, 0, tokenizer)
-    assert [ids.tolist() for ids in found.groups[0].response_ids] == [[B, EOS], [C, EOS], [D, D, EOS]]
-    assert found.ranks == ranks
-    assert found.num_pairs == len({(i, j) for i in range(3) for j in range(i) if ranks[i] != ranks[j]})
-    assert found.lengths == [2, 2, 3]
+def test_a_bad_row_is_named(bad, message):
+    with pytest.raises(ValueError, match=message):
+        build_pairs([row("ab", [1, 2]), bad])
 
 
-def test_identical_answers_are_a_tie(tokenizer):
-    found = encode_preference({"prompt": "a", "chosen": "b", "rejected": "b"}, 0, tokenizer)
-    assert (found.ranks, found.num_pairs) == ((0.0, 0.0), 0)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strategy": "best"}, "strategy is one of best_worst, all, ranked, got 'best'"),
+        ({"margin": -0.1}, "margin must be a number of at least 0"),
+        ({"margin": math.nan}, "margin must be a number of at least 0"),
+        ({"max_pairs": 0}, "max_pairs must be at least 1"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        build_pairs([], **options)
 
 
-def test_the_margin_is_kept(tokenizer):
-    row = {"prompt": "a", "chosen": "b", "rejected": "c"}
-    assert encode_preference({**row, "margin": 2}, 0, tokenizer).margin == 2.0
-    assert encode_preference({**row, "margin": None}, 0, tokenizer).margin is None
+def test_response_columns_need_one_entry_each():
+    with pytest.raises(ValueError, match="row 0 has 1 entries in `model` for 2 `responses`"):
+        build_pairs([row("ab", [1, 2], model=["x"])], response_columns=["model"])
 
 
-def test_tokenized_rows(tokenizer):
-    found = encoded({"chosen_ids": [BOS, A, B, EOS], "rejected_ids": [BOS, A, C, EOS]}, tokenizer)
-    assert found == ([BOS, A], [[B, EOS], [C, EOS]])
+# --- rankings --------------------------------------------------------------------------------------------------------
 
 
-# --- messages --------------------------------------------------------------------------------------------------------
+def ranking(responses, **columns):
+    return {"prompt": "q", "responses": list(responses), **columns}
 
 
-def test_messages_with_an_explicit_prompt(tokenizer):
-    row = {"prompt": says("ab"), "chosen": says("", "c")[1:], "rejected": says("", "dd")[1:]}
-    assert encoded(row, tokenizer) == ([BOS, A, B], [[C, EOS], [D, D, EOS]])
+def test_ranks_lower_is_better():
+    (pair,) = from_rankings([ranking("abc", ranks=[2, 1, 3])])
+    assert pair == {"prompt": "q", "chosen": "b", "rejected": "c", "score_chosen": -1.0, "score_rejected": -3.0}
 
 
-def test_messages_with_an_implicit_prompt(tokenizer):
-    row = {"chosen": says("ab", "c"), "rejected": says("ab", "dd")}
-    assert encoded(row, tokenizer) == ([BOS, A, B], [[C, EOS], [D, D, EOS]])
+def test_an_order_of_indices_is_best_first():
+    """Best is response 2, then 0; response 1 is not ranked."""
+    assert sides(from_rankings([ranking("abc", ranking=[2, 0])], "all")) == [("c", "a")]
 
 
-def test_a_text_behind_messages_is_the_assistant_s(tokenizer):
-    row = {"prompt": says("ab"), "chosen": "c", "rejected": "dd"}
-    assert encoded(row, tokenizer) == ([BOS, A, B], [[C, EOS], [D, D, EOS]])
+def test_equal_ranks_are_ties():
+    assert sides(from_rankings([ranking("abc", ranks=[1, 1, 2])], "all")) == [("a", "c"), ("b", "c")]
 
 
-def test_the_prompt_is_the_one_that_a_policy_gets(tokenizer):
-    """Token for token, so that a reward model reads in RL what it was trained on."""
-    row = {"prompt": says("ab", "c", "a"), "chosen": "b", "rejected": "d"}
-    assert encoded(row, tokenizer)[0] == encode_prompt(row["prompt"], tokenizer).ids
+def test_ranked_lists_keep_ranks():
+    made = from_rankings([ranking("abc", ranks=[2, 1, 3], source="x")], "ranked")
+    assert made == [{"prompt": "q", "responses": ["b", "a", "c"], "source": "x", "ranks": [1.0, 2.0, 3.0]}]
 
 
-def test_what_a_template_writes_behind_eos_is_left_out(tokenizer):
-    """A policy's answer ends with EOS; the line break that ChatML writes behind it is nobody's."""
-    tokenizer = load_tokenizer("tiny")
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ '<' + m['role'][0] + '>' + m['content'] + '<eos>\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}<a>{% endif %}"
+def test_several_rankings_count_by_their_mean():
+    """Mean ranks a 1.5, b 1.5, c 3. The preferences a-b, a-c, b-c are (1, -1), (1, 1), (1, 1): two of three agree."""
+    made = from_rankings([ranking("abc", ranks=[[1, 2, 3], [2, 1, 3]])], "all")
+    assert sides(made) == [("a", "c"), ("b", "c")]
+    assert made.agreement["preferences"].percent == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"ranks": [1]}, "row 0 has 1 `ranks` for 2 `responses`; give one each"),
+        ({"ranking": [0, 2]}, r"row 0 has the ranking \[0, 2\]; give each index of a response, 0 to 1, once"),
+        ({"ranking": [1, 1]}, "row 0 has the ranking"),
+        ({"ranks": [1, math.nan]}, "row 0 has NaN as"),
+        ({}, "row 0 has no `ranks`"),
+    ],
+)
+def test_a_bad_ranking_is_named(columns, message):
+    with pytest.raises(ValueError, match=message):
+        from_rankings([ranking("ab", **columns)])
+
+
+# --- ratings ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_mean_rating_decides():
+    """a: 3, b: (4 + 5) / 2 = 4.5, c: 4 by one alone."""
+    rows = [ranking("abc", ratings=[[2, 4], [4, 5], [None, 4]])]
+    (pair,) = from_ratings(rows)
+    assert (pair["chosen"], pair["score_chosen"], pair["rejected"], pair["score_rejected"]) == ("b", 4.5, "a", 3.0)
+    assert "ratings" not in pair
+
+
+def test_standardised_ratings_weigh_annotators_alike():
+    """x gives 1, 2, 3 (mean 2, deviation s = sqrt(2/3)), y 10, 0, 5 (mean 5, deviation 5 sqrt(2/3)).
+
+    Raw means a 5.5, b 1, c 4: a over b. Standardised a (-1/s + 1/s) / 2 = 0, b (0 - 1/s) / 2, c (1/s + 0) / 2: c over
+    b by 1/s = sqrt(3/2).
+    """
+    rows = [ranking("abc", ratings=[{"x": 1, "y": 10}, {"x": 2, "y": 0}, {"x": 3, "y": 5}])]
+    assert sides(from_ratings(rows)) == [("a", "b")]
+    (pair,) = from_ratings(rows, standardise=True)
+    assert (pair["chosen"], pair["rejected"]) == ("c", "b")
+    assert pair["score_chosen"] - pair["score_rejected"] == pytest.approx(math.sqrt(1.5))
+
+
+def test_one_who_rates_all_alike_says_nothing():
+    """x always gives 3: counts as 0. y prefers b: +1 against -1, halved."""
+    rows = [ranking("ab", ratings=[[3, 1], [3, 2]], annotators=["x", "y"])]
+    (pair,) = from_ratings(rows, standardise=True)
+    assert (pair["chosen"], pair["score_chosen"], pair["score_rejected"]) == ("b", 0.5, -0.5)
+
+
+def test_names_tell_annotators_apart():
+    """The two rows' first raters are different people: of three each response has two."""
+    rows = [
+        ranking("ab", ratings=[[1, 2], [3, 4]], annotators=["x", "y"]),
+        ranking("cd", ratings=[[1, 2], [3, 4]], annotators=["z", "x"]),
+    ]
+    made = from_ratings(rows)
+    assert made.agreement["ratings"].annotators == 3
+    assert made.agreement["preferences"].percent == 1.0
+
+
+def test_one_rating_a_row_is_grouped_by_prompt():
+    rows = [
+        {"prompt": p, "response": r, "rating": n, "annotator": a}
+        for p, r, n, a in [("p", "a", 1, "x"), ("q", "c", 2, "x"), ("p", "b", 3, "x"), ("p", "a", 2, "y")]
+    ]
+    made = from_ratings(rows)
+    assert made == [{"prompt": "p", "chosen": "b", "rejected": "a", "score_chosen": 3.0, "score_rejected": 1.5}]
+    assert made.left_out == {"fewer than two scored responses": [1]}
+
+
+@pytest.mark.parametrize(
+    ("ratings", "message"),
+    [
+        ([[1, 2]], "row 0 has 1 `ratings` for 2 `responses`"),
+        ([[1], ["good"]], "row 0 has 'good' as the rating of response 1 by 0; give a number"),
+        ([[1], [math.nan]], "row 0 has NaN as the rating of response 1 by 0"),
+    ],
+)
+def test_a_bad_rating_is_named(ratings, message):
+    with pytest.raises(ValueError, match=message):
+        from_ratings([ranking("ab", ratings=ratings)])
+
+
+def test_a_second_rating_by_the_same_annotator_is_refused():
+    rows = [{"prompt": "p", "response": "a", "rating": n} for n in (1, 2)]
+    with pytest.raises(ValueError, match="row 1 is a second rating of one response by the annotator 0"):
+        from_ratings(rows)
+
+
+# --- verifier outcomes -----------------------------------------------------------------------------------------------
+
+
+def outcome(prompt, completion, label, **more):
+    return {"prompt": prompt, "completion": completion, "label": label, **more}
+
+
+def test_right_against_wrong():
+    """p: one right of two wrong ones gives the first wrong one, or both; q has no wrong one, r one completion."""
+    rows = [
+        outcome("p", "a", False, model="x", level=1),
+        outcome("q", "d", True, model="x", level=1),
+        outcome("p", "b", True, model="y", level=1),
+        outcome("p", "c", False, model="z", level=1),
+        outcome("q", "e", True, model="y", level=1),
+        outcome("r", "f", True, model="y", level=1),
+    ]
+    made = from_outcomes(rows)
+    assert made == [
+        {
+            "prompt": "p",
+            "chosen": "b",
+            "rejected": "a",
+            "score_chosen": 1.0,
+            "score_rejected": 0.0,
+            "model_chosen": "y",
+            "model_rejected": "x",
+            "level": 1,
+        }
+    ]
+    assert made.left_out == {"all scores equal": [1], "fewer than two scored responses": [5]}
+    assert (made.rows_in, made.notes) == (6, {"prompts": 3})
+    assert sides(from_outcomes(rows, "all")) == [("b", "a"), ("b", "c")]
+
+
+def test_rewards_words_and_open_outcomes():
+    rows = [outcome("p", t, n) for t, n in [("a", None), ("b", "wrong"), ("c", "Right"), ("d", 0.5)]]
+    assert sides(from_outcomes(rows, "all")) == [("c", "b"), ("d", "b"), ("c", "d")]
+
+
+def test_completions_can_be_grouped_by_an_id():
+    rows = [outcome("p", "a", 1, task=1), outcome("p", "b", 0, task=2)]
+    assert len(from_outcomes(rows)) == 1
+    assert from_outcomes(rows, by="task").left_out == {"fewer than two scored responses": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("bad", "options", "message"),
+    [
+        ({"prompt": "p", "text": "a"}, {}, "row 0 has no completion, called completion, response"),
+        ({"prompt": "p", "completion": "a"}, {}, "row 0 has no label, called label, reward"),
+        (outcome("p", "a", "maybe"), {}, "row 0 has 'maybe' as `label`; give true or false"),
+        (outcome("p", "a", math.nan), {}, "row 0 has NaN as `label`"),
+        (outcome("p", 7, True), {}, "row 0 has 7 as `completion`"),
+        (outcome("p", "a", True), {"by": "id"}, "row 0 has no `id`"),
+        ([], {}, "row 0 is a list; rows are dictionaries"),
+    ],
+)
+def test_a_bad_outcome_is_named(bad, options, message):
+    with pytest.raises(ValueError, match=message):
+        from_outcomes([bad], **options)
+
+
+def test_one_id_for_two_prompts_is_refused():
+    with pytest.raises(ValueError, match="row 1 has another prompt than row 0 but the same `id`"):
+        from_outcomes([outcome("p", "a", 1, id=3), outcome("q", "b", 0, id=3)], by="id")
+
+
+# --- without torch ---------------------------------------------------------------------------------------------------
+
+
+def test_the_tools_load_no_torch_and_the_encoding_can_be_had():
+    code = (
+        "import sys, hf_rlx.data.pairs as pairs\n"
+        "assert not {'torch', 'transformers', 'datasets'} & sys.modules.keys()\n"
+        "assert pairs.encode_preference.__module__ == 'hf_rlx.data.pair_encoding'\n"
     )
-    prompt, answers = encoded({"prompt": says("b"), "chosen": "c", "rejected": "dd"}, tokenizer)
-    assert tokenizer.decode(prompt) == "<u>b<eos>\n<a>"
-    assert answers == [[C, EOS], [D, D, EOS]]
-
-
-def test_template_arguments_and_tools_reach_the_template():
-    tokenizer = load_tokenizer("tiny")
-    tokenizer.chat_template = "{{ sign }}{{ tools[0]['name'] }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    row = {"prompt": says("a"), "chosen": "b", "rejected": "c", "tools": '[{"name": "d"}]'}
-    assert encoded(row, tokenizer, chat_template_kwargs={"sign": "c"}) == ([C, D, A], [[B], [C]])
-    row["chat_template_kwargs"] = {"sign": "a"}
-    assert encoded(row, tokenizer, chat_template_kwargs={"sign": "c"})[0] == [A, D, A]
-
-
-def test_special_tokens_inside_messages_are_text(tokenizer):
-    """`<eos>` in an answer is five characters and does not end it."""
-    row = {"prompt": says("a"), "chosen": "b<eos>c", "rejected": "d"}
-    found = encode_preference(row, 0, tokenizer)
-    assert found.neutralised == 1
-    (ids, _) = found.groups[0].response_ids
-    assert ids.tolist().count(EOS) == 1
-    assert ids[-1] == EOS
-    allowed = encode_preference(row, 0, tokenizer, special_tokens="allow")
-    assert allowed.groups[0].response_ids[0].tolist() == [B, EOS, C, EOS]
-
-
-# --- borders ---------------------------------------------------------------------------------------------------------
-
-
-def merging(bos: bool) -> PreTrainedTokenizerFast:
-    """Characters a, b, c and the merge "ab", as byte-pair encodings have them."""
-    vocabulary = {"<eos>": 0, "a": 1, "b": 2, "c": 3, "ab": 4, "<bos>": 5}
-    backend = Tokenizer(BPE(vocabulary, [("a", "b")], unk_token="<eos>"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", bos_token="<bos>")
-    if bos:
-        tokenizer.chat_template = None
-    return tokenizer
-
-
-def test_a_prompt_that_merges_with_one_answer_is_cut_before_the_merge():
-    """ "ca" + "b" is c, ab; "ca" + "c" is c, a, c: common to both and the prompt is c."""
-    found = encoded({"prompt": "ca", "chosen": "b", "rejected": "c"}, merging(False))
-    assert found == ([3], [[4, 0], [1, 3, 0]])
-
-
-def test_a_prompt_that_merges_whole_is_tokenized_by_itself():
-    """ "a" + "b" is the one token ab: with nothing in common the prompt stays a, as a policy sees it."""
-    assert encoded({"prompt": "a", "chosen": "b", "rejected": "c"}, merging(False)) == ([1], [[2, 0], [3, 0]])
-
-
-# --- length ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("limit", "prompt", "answers", "cut"),
-    [
-        (None, [1, 10, 11, 12], [[20, 21, 22, 2], [30, 2]], 0),
-        (8, [1, 10, 11, 12], [[20, 21, 22, 2], [30, 2]], 0),
-        # 7: the prompt leaves 3 tokens for answers.
-        (7, [1, 10, 11, 12], [[20, 21, 2], [30, 2]], 1),
-        # 5: half of it, 2, for answers; the prompt keeps 3: bos and its end.
-        (5, [1, 11, 12], [[20, 2], [30, 2]], 2),
-        # 2: one token each, EOS; the prompt's last.
-        (2, [12], [[2], [2]], 3),
-    ],
-)
-def test_truncation_keeps_eos_and_something_of_everything(limit, prompt, answers, cut):
-    long = EncodedAnswers([1, 10, 11, 12], [[20, 21, 22, 2], [30, 2]])
-    found = fit(long, limit, bos=1)
-    assert (found.prompt, found.answers, found.cut) == (prompt, answers, cut)
-    assert limit is None or all(len(found.prompt) + len(ids) <= limit for ids in found.answers)
-
-
-def test_a_long_prompt_does_not_eat_the_answers(tokenizer):
-    """12 + 1 prompt tokens, limit 8: half for the answers as far as they need it."""
-    row = {"prompt": "abcdabcdabcd", "chosen": "abcdabcd", "rejected": "c"}
-    prompt, answers = encoded(row, tokenizer, max_length=8)
-    assert answers == [[A, B, C, EOS], [C, EOS]]
-    assert prompt == [BOS, B, C, D]
-
-
-def test_an_unfinished_answer_has_no_eos(tokenizer):
-    found = encode_answers("a", ["b", "c<eos>"], tokenizer, finished=[False, False])
-    assert found.answers == [[B], [C]]
-
-
-# --- faults ----------------------------------------------------------------------------------------------------------
-
-GOOD = {"prompt": "a", "chosen": "b", "rejected": "c"}
-LISTED = {"prompt": "a", "responses": ["b", "c"], "ranks": [0, 1]}
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({**GOOD, "chosen": None}, r"row 1 has None as `chosen`; give it text or messages, or drop it"),
-        ({**GOOD, "rejected": ""}, r"row 1 has '' as `rejected`"),
-        ({**GOOD, "prompt": ""}, r"row 1 has the prompt ''"),
-        ({**GOOD, "prompt": None}, r"row 1 has the prompt None"),
-        ({**GOOD, "chosen": 3}, r"row 1 has 3 as `chosen`"),
-        ({**GOOD, "chosen": [{"role": "assistant"}]}, r"row 1 has a message 0 without `content`.* of `chosen`"),
-        ({**GOOD, "chosen": "x\ud800"}, r"row 1 holds half a character"),
-        ({**GOOD, "chosen": says("", "b")[1:]}, r"row 1 mixes plain text and messages among its answers"),
-        (
-            {**GOOD, "chosen": says("", "b")[1:], "rejected": says("", "c")[1:]},
-            r"row 1 has a plain-text prompt and messages as answers; write the prompt as",
-        ),
-        ({**GOOD, "margin": float("nan")}, r"row 1 has the margin nan"),
-        ({**GOOD, "margin": "big"}, r"row 1 has the margin 'big'"),
-        ({**LISTED, "responses": ["b"]}, r"row 1 has 1 as `responses`; give a list of at least two"),
-        ({**LISTED, "responses": "bc"}, r"row 1 has 'bc' as `responses`"),
-        ({**LISTED, "ranks": [0]}, r"row 1 has 1 `ranks` for 2 `responses`; give one each"),
-        ({**LISTED, "ranks": [0, float("nan")]}, r"row 1 has the `ranks` \[0, nan\]"),
-        ({**LISTED, "responses": ["b", None]}, r"row 1 has None as `responses\[1\]`"),
-        ({"chosen_ids": [1], "rejected_ids": []}, r"row 1 has an empty `rejected_ids`"),
-        ("text", r"row 1 is a str; rows are dictionaries"),
-    ],
-)
-def test_a_bad_row_is_named(row, message):
-    good = next((r for r in (GOOD, LISTED) if isinstance(row, dict) and r.keys() & row.keys() >= {"prompt"}), GOOD)
-    with pytest.raises(ValueError, match=f"train: {message}"):
-        check_preferences([good, row], "train")
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        (
-            {"question": "a", "accepted": "b", "rejected": "c"},
-            r"no column `chosen`; it has \['question', 'accepted', 'rejected'\].*rename_columns\({'accepted': 'cho",
-        ),
-        ({"prompt": "a", "chosen": "b", "rejcted": "c"}, r"no column `rejected`.*{'rejcted': 'rejected'}"),
-        ({"prompt": "a", "responses": ["b", "c"], "ranking": [0, 1]}, r"no column `ranks`.*{'ranking': 'ranks'}"),
-        ({"prompt": "a", "answers": ["b", "c"], "ranks": [0, 1]}, r"no column `responses`.*{'answers': 'responses'}"),
-        ({"prompt": "a", "completion": "b", "label": True}, r"one completion and a label are no pairs"),
-        ({"images": [], **GOOD}, r"pictures"),
-    ],
-)
-def test_missing_columns_are_named_with_the_rename(row, message):
-    with pytest.raises(ValueError, match=message):
-        check_preferences(Dataset.from_list([row]), "train_dataset")
-
-
-@pytest.mark.parametrize(
-    ("dataset", "message"),
-    [
-        ([], "is empty"),
-        ({"train": [GOOD]}, 'dataset\\["train"\\]'),
-        ("hub/name", "load it first"),
-        (iter([GOOD]), "streaming"),
-    ],
-)
-def test_a_dataset_that_is_none(dataset, message):
-    with pytest.raises(ValueError, match=message):
-        check_preferences(dataset, "train_dataset")
-
-
-def test_faults_of_encoding_name_the_row(tokenizer):
-    row = {"prompt": says("a"), "chosen": "b", "rejected": "c"}
-    with pytest.raises(ValueError, match="row 5 has messages, but the tokenizer has no chat template"):
-        encode_preference(row, 5, word_tokenizer())
-    with pytest.raises(ValueError, match="row 5 needs max_length >= 2"):
-        encode_preference(GOOD, 5, tokenizer, max_length=1)
-    with pytest.raises(ValueError, match="row 5 a message holds the special token '<eos>'"):
-        encode_preference({**row, "chosen": "<eos>"}, 5, tokenizer, special_tokens="refuse")
-
-
-def test_groups_are_long_tensors(tokenizer):
-    group = encode_preference(GOOD, 0, tokenizer).groups[0]
-    assert group.prompt_ids.dtype == torch.long
-
-
-@pytest.mark.parametrize(("ids", "foreign"), [([1, 5, 6000, 2], 6000), ([-1, 5], -1)])
-def test_foreign_token_ids_are_named(ids, foreign):
-    with pytest.raises(ValueError, match=f"row 4 has the token id {foreign}, but the tokenizer has 64 tokens"):
-        encode_preference({"chosen_ids": [3, 4], "rejected_ids": ids}, 4, word_tokenizer())
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -140,7 +140,10 @@ def test_fp16_on_a_cpu(tmp_path):
             "train_dataset: row 7 has the prompt None; give it text or messages, or drop",
         ),
         ({"prompt": ["1"] * 6 + ["", "2"]}, "train_dataset: row 6 has the prompt ''"),
-        ({"prompt": ["1"] * 3 + ["9" * 1_048_576]}, "train_dataset: row 3 has a prompt of 1,048,576 characters"),
+        (
+            {"prompt": ["1"] * 3 + ["9" * 1_048_576], "number": [0] * 4},
+            "train_dataset: row 3 has a prompt of 1,048,576 characters",
+        ),
         ({"prompt": [[{"role": "user", "content": None}]]}, "train_dataset: row 0 has the content None in message 0"),
     ],
 )

@@ -13,7 +13,9 @@ import torch
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import save_file
 
+from hf_rlx import hub as uploads
 from hf_rlx.cards import RunFacts, write_card
+from hf_rlx.models.hub import files_of_model
 from hf_rlx.report import write_report
 from hf_rlx.secrets import (
     SecretFoundError,
@@ -24,9 +26,7 @@ from hf_rlx.secrets import (
     refuse_secrets,
     scan_for_secrets,
 )
-from hf_rlx.trainers import push
 from hf_rlx.trainers.grpo import GRPOConfig
-from hf_rlx.trainers.push import files_to_push
 from tests.trainers.tools import config, scripted
 
 HUB = "hf_" + "Canary0123456789abcdefgh"
@@ -177,22 +177,27 @@ class FakeHub:
 
     uploads: ClassVar[list[dict[str, Any]]] = []
 
-    def __init__(self, **kwargs):
-        pass
+    def list_repo_files(self, repo_id, **_):
+        return []
 
     def upload_folder(self, folder_path, allow_patterns, **kwargs):
         every = [p.relative_to(folder_path).as_posix() for p in Path(folder_path).rglob("*") if p.is_file()]
         kwargs["files"] = sorted(filter_repo_objects(every, allow_patterns=allow_patterns))
-        FakeHub.uploads.append(kwargs)
+        FakeHub.uploads.append({**kwargs, "in_background": False})
+        return "commit"
+
+    def run_as_future(self, send):
         done: Future = Future()
-        done.set_result("commit")
-        return done if kwargs["run_as_future"] else done.result()
+        done.set_result(send())
+        FakeHub.uploads[-1]["in_background"] = True
+        return done
 
 
 @pytest.fixture
 def hub(monkeypatch):
     """Uploads so far; no repository is made."""
-    monkeypatch.setattr(push, "_api", FakeHub)
+    monkeypatch.setattr(uploads, "api", FakeHub)
+    monkeypatch.setattr(uploads, "prepare", lambda repo_id, *_: repo_id)
     monkeypatch.setattr(FakeHub, "uploads", [])
     monkeypatch.setattr("hf_rlx.trainers.base.BaseTrainer.init_hf_repo", lambda self, **_: _named(self))
     return FakeHub.uploads
@@ -246,8 +251,8 @@ def test_pushes_while_training(tmp_path, hub, strategy, uploads):
     trainer.train()
     assert len(hub) == uploads
     if uploads:
-        assert hub[0]["files"] == [name for name in MODEL if name != "README.md"]
-        assert hub[0]["run_as_future"]
+        assert hub[0]["files"] == MODEL
+        assert hub[0]["in_background"]
     if strategy == "checkpoint":
         assert hub[1]["path_in_repo"] == "last-checkpoint"
         assert any(name.startswith("optimizer") for name in hub[1]["files"])
@@ -267,12 +272,14 @@ def test_files_of_roles_go_too(tmp_path):
     for name in ("reward/role.json", "reward/head.safetensors", "reward/notes.txt", ".eval_results/a.yaml"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
+    (tmp_path / "reward/role.json").write_text('{"own_adapter": false, "head": true}')
     for name in ("checkpoint-1/model.safetensors", "other/head.safetensors", "optimizer.safetensors", "run.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
+    (tmp_path / "checkpoint-1/role.json").write_text('{"facts": {}}')  # of a stand-alone classifier: no role
     (tmp_path / "model-00001-of-00002.safetensors").write_text("")
     (tmp_path / "training.png").write_text("")
-    assert [p.relative_to(tmp_path).as_posix() for p in files_to_push(tmp_path)] == [
+    assert [p.relative_to(tmp_path).as_posix() for p in files_of_model(tmp_path)] == [
         ".eval_results/a.yaml",
         "model-00001-of-00002.safetensors",
         "reward/head.safetensors",

@@ -15,12 +15,15 @@ from hf_rlx.models.classifier import from_causal_lm
 from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.persistence.interrupts import TrainingInterrupted
 from hf_rlx.trainers.grpo import GRPOTrainer
+from tests.trainers.prm_tools import config as step_config
+from tests.trainers.prm_tools import solutions
+from tests.trainers.prm_tools import trainer as step_trainer
 from tests.trainers.reward_tools import config, lists, pairs, shared_model, trainer
 from tests.trainers.tools import config as grpo_config
 from tests.trainers.tools import digest, lora, rows, tiny_llama, untimed
 
 STEPS = 5
-KINDS = ["role", "ensemble", "classifier", "classifier adapter", "lists"]
+KINDS = ["role", "ensemble", "classifier", "classifier adapter", "lists", "steps"]
 
 
 def make(folder, kind, **fields):
@@ -45,6 +48,9 @@ def make(folder, kind, **fields):
     if kind == "lists":
         fields["loss_type"] = "plackett_luce"
     adapter = lora(lora_dropout=0.2)
+    if kind == "steps":
+        args, held_out = step_config(folder, **fields), solutions(3, seed=1)
+        return step_trainer(args, shared_model(), solutions(7), eval_dataset=held_out, peft_config=adapter)
     model = from_causal_lm(tiny_llama(attention_dropout=0.2)) if "classifier" in kind else shared_model()
     data = lists if kind == "lists" else pairs
     return trainer(
@@ -109,6 +115,11 @@ def test_another_run_s_checkpoint_is_refused(tmp_path):
         make(tmp_path, "role", loss_type="all_pairs").train(resume_from_checkpoint=True)
     with pytest.raises(ValueError, match="max_length: 1024 -> 20"):
         make(tmp_path, "role", max_length=20).train(resume_from_checkpoint=True)
+    make(tmp_path / "steps", "steps", max_steps=1).train()
+    with pytest.raises(ValueError, match=r"first_error_only: False -> True"):
+        make(tmp_path / "steps", "steps", first_error_only=True).train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match=r"step_separator: '\\n' -> ';'"):
+        make(tmp_path / "steps", "steps", step_separator=";").train(resume_from_checkpoint=True)
 
 
 def test_a_policy_run_resumes_with_the_running_moments_of_its_reward(tmp_path):
@@ -144,3 +155,4 @@ def test_the_checkpoint_holds_the_role_and_no_pickle(whole):
         facts = json.loads((checkpoint / "reward" / "role.json").read_text())["facts"]
         assert facts["max_length"] == 64  # the model's context, below the 1024 of the configuration
     assert ("reward_1/head.safetensors" in names) == (kind == "ensemble")
+    assert ("step_reward/head.safetensors" in names) == (kind == "steps")

@@ -13,6 +13,9 @@ import torch
 from datasets import Dataset
 
 from hf_rlx.models.classifier import from_causal_lm
+from tests.trainers.prm_tools import config as step_config
+from tests.trainers.prm_tools import solutions
+from tests.trainers.prm_tools import trainer as step_trainer
 from tests.trainers.reward_tools import config, lists, pairs, shared_model, trainer
 from tests.trainers.tools import KeepGradients, digest, tiny_llama
 
@@ -29,6 +32,8 @@ CASES: dict[str, dict[str, Any]] = {
     "classifier": {"rows": 5},
     "one rank without pairs": {"rows": 4},
     "checkpointing": {"rows": 4, "gradient_checkpointing": True},
+    "steps": {"rows": 7},
+    "one rank without steps": {"rows": 4},
 }
 
 
@@ -41,7 +46,13 @@ def train(case: str, folder: Path, processes: int) -> dict[str, Any]:
     if case == "one rank without pairs":
         data = Dataset.from_list([SAME, SAME, *data.select(range(2))])
     accumulation = fields.get("gradient_accumulation_steps", 1)
-    args = config(
+    steps = "steps" in case
+    if steps:
+        unknown = {"prompt": "1=", "completions": ["a"], "labels": [None]}
+        data = solutions(count)
+        if case == "one rank without steps":
+            data = [unknown, unknown, data[0], data[1]]
+    args = (step_config if steps else config)(
         folder,
         per_device_train_batch_size=4 // processes // accumulation,
         max_steps=-1,
@@ -53,9 +64,9 @@ def train(case: str, folder: Path, processes: int) -> dict[str, Any]:
         **fields,
     )
     model = from_causal_lm(tiny_llama()) if case == "classifier" else shared_model()
-    rewards = trainer(
-        args, model, data, callbacks=[keep], eval_dataset=lists(5, seed=3) if case == "lists" else pairs(5)
-    )
+    held_out = solutions(5, seed=3) if steps else lists(5, seed=3) if case == "lists" else pairs(5)
+    made = step_trainer if steps else trainer
+    rewards = made(args, model, data, callbacks=[keep], eval_dataset=held_out)
     rewards.train()
     metrics = rewards.evaluate()
     return {

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_rlx.data.pairs import RankedGroup
+from hf_rlx.data.pair_encoding import RankedGroup
 from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.trainers.dpo import DPOConfig, DPOTrainer
 from hf_rlx.trainers.ipo import IPOConfig, IPOTrainer

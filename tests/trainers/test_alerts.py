@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hf_rlx.trainers.alerts import Alerts
+from tests.trainers.ppo_tools import ppo, ppo_config
 
 FLAT = {"loss": 0.0, "frac_reward_zero_std": 1.0, "reward": 0.25}
 FINE = {"loss": 0.1, "frac_reward_zero_std": 0.5, "reward": 0.25}
@@ -128,3 +129,86 @@ def test_only_training_logs_of_the_main_process_count():
     for _ in range(2):
         alerts.on_log(args, state, None, logs=FLAT)
     assert alerts.told == ["constant reward"]
+
+
+# --- collapse --------------------------------------------------------------------------------------------------------
+
+
+def said(*texts, first=0):
+    """Rollouts of prompts that differ, each with these completions (a list of texts a prompt)."""
+    return [
+        SimpleNamespace(prompt_text=f"prompt {index}", completions=[SimpleNamespace(text=text) for text in row])
+        for index, row in enumerate(texts, start=first)
+    ]
+
+
+def test_the_same_text_whatever_the_prompt_is_a_collapse(warnings):
+    """trl#204: told once, with what was said and the way out."""
+    alerts = Alerts()
+    assert not alerts.texts(said(*[["Thank you!"] * 4] * 7), 1)  # too few prompts to say
+    assert alerts.texts(said(["Thank you!"] * 4, first=7), 2)
+    assert not alerts.texts(said(*[["Thank you!"]] * 8), 3)
+    assert len(warnings()) == 1
+    assert "step 2: collapse: 100 % of the completions to the last 8 prompts are the same" in warnings()[0]
+    assert "'Thank you!'" in warnings()[0]
+    assert "raise beta" in warnings()[0]
+    assert "learning_rate" in warnings()[0]
+
+
+def test_the_kl_is_told_with_a_collapse(warnings):
+    alerts = Alerts()
+    alerts.check({"loss": 0.1, "kl": 0.75}, 1, 16)
+    assert alerts.texts(said(*[[""]] * 8), 2)  # nothing at all is a text too
+    assert "the last KL was 0.75 nats a token" in warnings()[0]
+
+
+def test_what_is_no_collapse(warnings):
+    """A random policy; two answers, as to yes-no questions; one prompt that has one answer; the same prompts again;
+    completions of a prompt that are alike, but not those of another."""
+    assert not Alerts().texts(said(*[[f"{i} {j}" for j in range(4)] for i in range(32)]), 1)
+    assert not Alerts().texts(said(*[["yes"] * 3 + ["no"]] * 20), 1)
+    assert not Alerts().texts(said(*[[f"answer {i}"] * 4 for i in range(32)]), 1)
+    alerts = Alerts()
+    for step in range(40):
+        assert not alerts.texts(said(["same"] * 8), step)
+    assert not warnings()
+
+
+def test_a_collapse_is_seen_after_better_days():
+    """Only the last prompts count: 32 that differ, then 32 with one text."""
+    alerts = Alerts()
+    assert not alerts.texts(said(*[[f"{i}"] for i in range(32)]), 1)
+    assert not alerts.texts(said(*[["x"]] * 16, first=32), 2)
+    assert alerts.texts(said(*[["x"]] * 16, first=48), 3)
+
+
+def test_a_resumed_run_remembers_the_texts():
+    alerts, resumed = Alerts(), Alerts()
+    alerts.texts(said(*[["x"]] * 7), 1)
+    alerts.check({"loss": 0.1, "kl": 2.0}, 1, 16)
+    resumed.load_state_dict(json.loads(json.dumps(alerts.state_dict())))
+    assert resumed.state_dict() == alerts.state_dict()
+    assert resumed.texts(said(["x"], first=7), 2)
+    resumed.load_state_dict({"told": [], "in_a_row": {}, "explained": False})  # of a checkpoint without texts
+    assert not resumed.texts(said(["x"], first=7), 3)
+
+
+def test_a_kl_that_keeps_rising(warnings):
+    """Five rises in a row above 1 nat a token; below that, or with one fall, none."""
+    logs = [{"kl": 0.9 + 0.2 * step} for step in range(6)]
+    assert check(Alerts(), *logs) == [[], [], [], [], [], ["rising KL"]]
+    assert "has risen for five logs in a row and is 1.9 nats a token" in warnings()[0]
+    assert "kl_target" in warnings()[0]
+    assert not any(check(Alerts(), *[{"kl": 0.01 * step} for step in range(20)]))
+    assert not any(check(Alerts(), *[{"kl": 1 + 0.1 * (step % 4)} for step in range(20)]))
+
+
+def test_a_constant_policy_is_told_by_its_trainer(tmp_path, warnings):
+    """PPO on a policy that says one text whatever it is asked; and not on one that says others."""
+    for same in (True, False):
+        texts = [[69, 70, 2] if same else [69 + i, 70, 2] for i in range(16)]
+        ppo(ppo_config(tmp_path / str(same)), lambda completions, **_: [1.0] * len(completions), texts=texts).train()
+        assert ("collapse: 100 %" in " ".join(warnings())) is True
+        if same:
+            assert sum("collapse" in told for told in warnings()) == 1
+    assert sum("collapse" in told for told in warnings()) == 1

@@ -475,7 +475,8 @@ def test_keys_of_logs_and_evaluation(tmp_path, kind):
     assert metrics["eval_rows/without_pair"] == 1
     low, share, high = (metrics[f"eval_rewards/accuracies{end}"] for end in ("_low", "", "_high"))
     assert 0 <= low <= share <= high <= 1
-    again = trainer(config(tmp_path, kind, per_device_eval_batch_size=1), made.shared)
+    kept = {"keep_reference": True} if made.reference is not None else {}
+    again = trainer(config(tmp_path, kind, per_device_eval_batch_size=1, **kept), made.shared)
     again.reference = made.reference
     assert again.evaluate(made.eval_dataset)["eval_loss"] == pytest.approx(metrics["eval_loss"], rel=1e-6)
 

@@ -132,6 +132,18 @@ def test_step_rewards_stand_where_steps_end(tmp_path):
     assert trainer.state.log_history[0]["rewards/steps/mean"] == pytest.approx(4.5 / 4)
 
 
+def test_two_steps_by_hand(tmp_path):
+    """trl#2577: a b b EOS in the steps a (0.2) and bb (0.8), lambda 1, V 0: to the first step's token 1.0 is still to
+    come, to those of the second 0.8, to EOS nothing."""
+
+    def steps(completions, **_):
+        return [[(1, 0.2), (3, 0.8)] for _ in completions]
+
+    texts = [[A, B, B, EOS]]
+    _, (batch,) = window(tmp_path, [0.0], texts, value=0.0, lam=1.0, step_reward_funcs=steps, max_completion_length=4)
+    torch.testing.assert_close(batch.returns, torch.tensor([[1.0, 0.8, 0.8, 0.0]]))
+
+
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
 def test_the_kl_is_a_part_of_every_token_s_reward(tmp_path, estimator):
     """V = 0, gamma = 1, lambda = 0: A_t = r_t = -beta kl_t, plus the score at the end."""

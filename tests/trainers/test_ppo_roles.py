@@ -15,6 +15,7 @@ from hf_rlx.models.shared import SharedModel
 from hf_rlx.trainers.grpo import GRPOTrainer
 from hf_rlx.trainers.ppo import PPOTrainer
 from hf_rlx.trainers.sft import SFTConfig, SFTTrainer
+from tests.trainers import pair_tools
 from tests.trainers.ppo_tools import WatchedPPO, ppo, ppo_config, some
 from tests.trainers.tools import KeepGradients, config, digest, lora, rows, tiny_llama
 
@@ -155,6 +156,43 @@ def test_the_optimizer_holds_no_head_of_another_role(tmp_path):
     names = {n for n, p in trainer.shared.named_parameters() if id(p) in held}
     assert names == {n for role in (POLICY, CRITIC) for n, _ in trainer.shared.trainable_parameters(role)}
     assert not [n for n in names if "reward" in n]
+
+
+def test_grpo_s_optimizer_holds_no_head_of_another_role(tmp_path):
+    """Heads that were never trained, of a reward and a step-reward role, are not GRPO's to move, not even by weight
+    decay."""
+    shared = with_reward()
+    shared.add_role("step_reward", lora(r=2))
+    fields = {"learning_rate": 0.1, "weight_decay": 0.5}
+    grpo = GRPOTrainer(
+        shared, some, config(tmp_path, **fields), train_dataset=rows(16), processing_class=load_tokenizer("tiny")
+    )
+    held = {id(p) for group in grpo.create_optimizer().param_groups for p in group["params"]}
+    assert {n for n, p in shared.named_parameters() if id(p) in held} == {
+        n for n, _ in shared.trainable_parameters(POLICY)
+    }
+    heads, flags = digest(shared.heads.named_parameters()), {n: p.requires_grad for n, p in shared.named_parameters()}
+    grpo.train()
+    assert digest(shared.heads.named_parameters()) == heads
+    assert {n: p.requires_grad for n, p in shared.named_parameters()} == flags
+
+
+@pytest.mark.parametrize("kind", ["dpo", "ipo", "simpo", "orpo"])
+def test_preference_trainers_after_ppo_train_no_critic(tmp_path, kind):
+    """The head that PPO left on the policy's forward is not in their optimizer, and stays as it is."""
+    ppo_trainer = ppo(ppo_config(tmp_path), drift=0.05)
+    ppo_trainer.train()
+    shared = ppo_trainer.shared
+    head = digest(shared.heads.named_parameters())
+    then = pair_tools.trainer(pair_tools.config(tmp_path / kind, kind, weight_decay=0.5, learning_rate=0.1), shared)
+    assert not [n for n, _ in shared.trainable_parameters(POLICY) if "heads" in n]
+    then.train()
+    assert digest(shared.heads.named_parameters()) == head
+    again = PPOTrainer(  # whose critic is there and trains on
+        shared, some, ppo_config(tmp_path / "again"), train_dataset=rows(16), processing_class=load_tokenizer("tiny")
+    )
+    again.train()
+    assert digest(shared.heads.named_parameters()) != head
 
 
 def test_fine_tuning_after_ppo_trains_no_critic(tmp_path):

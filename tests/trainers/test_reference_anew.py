@@ -6,6 +6,8 @@ from hf_rlx import GRPOConfig, GRPOTrainer, PPOConfig, PPOTrainer, SharedModel
 from hf_rlx.data.tasks import arithmetic_task
 from hf_rlx.verifiers import NumberVerifier
 from tests import tiny
+from tests.trainers import pair_tools
+from tests.trainers.reward_tools import shared_model
 
 
 def trained(trainer_class, config_class, shared, folder):
@@ -44,3 +46,22 @@ def test_the_reference_is_made_anew(tmp_path, trainer, config, second_adapter):
     for kl in (first, second):
         assert kl[0] == pytest.approx(0, abs=1e-6)
         assert kl[1] > 1e-5
+
+
+@pytest.mark.parametrize("trained_start", [False, True])
+@pytest.mark.parametrize("kind", ["dpo", "ipo"])
+def test_the_reference_of_a_second_trainer_on_pairs_is_made_anew(tmp_path, kind, trained_start):
+    """The KL to the reference is 0 in the first step of both trainers; with `keep_reference` that of a third one
+    goes on from where the second ended."""
+    shared = shared_model(trained=trained_start)
+
+    def gaps(folder, **fields):
+        made = pair_tools.trainer(pair_tools.config(folder, kind, max_steps=3, learning_rate=1e-2, **fields), shared)
+        made.train()
+        return [abs(e["kl/chosen"]) for e in made.state.log_history if "kl/chosen" in e]
+
+    for folder in ("first", "second"):
+        found = gaps(tmp_path / folder)
+        assert found[0] == pytest.approx(0, abs=1e-6)
+        assert found[-1] > 1e-4
+    assert gaps(tmp_path / "third", keep_reference=True)[0] > 1e-4

@@ -11,7 +11,7 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 
 import hf_rlx.trainers.memory
-from hf_rlx.data.pairs import RankedGroup
+from hf_rlx.data.pair_encoding import RankedGroup
 from hf_rlx.models.classifier import from_causal_lm
 from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.trainers.grpo import GRPOTrainer
@@ -532,12 +532,16 @@ def test_nothing_is_trained_on_weights_that_are_not_finite(tmp_path):
 
 def test_a_classifier_is_no_policy(tmp_path):
     """It would sample nothing; the message says what it is good for."""
+
+    def letters(completions, **_):
+        return [len(text) for text in completions]
+
     args = grpo_config(tmp_path)
     model = from_causal_lm(tiny_llama())
     with pytest.raises(
         ValueError, match="has no vocabulary head, so it is no policy; load it with AutoModelForCausalLM"
     ):
-        GRPOTrainer(model, len, args, train_dataset=rows(8), processing_class=load_tokenizer("tiny"))
+        GRPOTrainer(model, letters, args, train_dataset=rows(8), processing_class=load_tokenizer("tiny"))
 
 
 def test_a_temperature_needs_held_out_pairs(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import pytest
 import torch
@@ -124,6 +125,19 @@ def test_saved_and_loaded_by_transformers_it_gives_the_same_score(tmp_path, kind
     else:
         return
     torch.testing.assert_close(one_by_one(theirs, GROUPS), expected, atol=2e-6, rtol=1e-6)
+
+
+def test_a_merged_classifier_is_loaded_with_its_head(tmp_path, caplog):
+    """trl#368: merged, saved and loaded by transformers, nothing is newly initialised and the score is the same."""
+    rewards = trainer(reward_config(tmp_path, max_steps=2), classifier(), peft_config=lora())
+    rewards.train()
+    expected = rewards.shared.score(GROUPS)
+    rewards.shared.model.merge_and_unload().save_pretrained(tmp_path / "merged")
+    with caplog.at_level(logging.WARNING):
+        theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged").eval()
+    assert "newly initialized" not in caplog.text
+    assert theirs.config.num_labels == 1
+    torch.testing.assert_close(one_by_one(theirs, GROUPS), expected, atol=2e-6, rtol=1e-5)
 
 
 def test_transformers_reads_eos_of_what_is_saved_where_pad_was_eos(tmp_path):

@@ -1,0 +1,170 @@
+"""`hf-rlx eval`: held-out accuracy of a model or an adapter, with its interval."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hf_rlx.cli import UsageError
+from hf_rlx.cli.flags import add_flags, dataclass_flags
+from hf_rlx.cli.options import DATA, MODEL, REWARD, choose, defaults
+from hf_rlx.cli.settings import add_config, resolve
+
+
+def _option(default: Any, text: str, metavar: str | None = None) -> Any:
+    return field(default=default, metadata={"help": text, "metavar": metavar})
+
+
+@dataclass
+class EvalOptions:
+    """Flags that `hf-rlx eval` has alone."""
+
+    split: str = _option("test", "split that is evaluated on; of a task always the held-out one", "NAME")
+    limit: int | None = _option(None, "first rows only")
+    temperature: float = _option(0.0, "0: the most probable answer; 1: one sampled as in training")
+    top_p: float = _option(1.0, "nucleus sampling")
+    max_completion_length: int | None = _option(None, "tokens an answer, EOS included (default: the task's, else 512)")
+    batch_size: int = _option(64, "answers that decode side by side")
+    seed: int = _option(0, "of sampling")
+    output: str | None = _option(None, "JSON file for the metrics", "FILE")
+    completions: str | None = _option(None, "folder for the questions and answers (parquet)", "FOLDER")
+    quiet: bool = _option(False, "no progress bar, no table of answers")
+
+
+FLAGS = (
+    *choose(MODEL, "model", "model_revision", "dtype", "attn_implementation", "load_in_4bit"),
+    *choose(DATA, "dataset", "dataset_config", "columns"),
+    *REWARD,
+    *dataclass_flags(EvalOptions, "evaluation"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `hf-rlx eval` takes."""
+    parser.usage = "hf-rlx eval --model M --dataset D [--reward R ...] [--config FILE] [flags]"
+    parser.description = (
+        "One answer to every held-out question, scored by a verifier: the share of right answers with its 95 % Wilson "
+        "interval, or the mean reward where the verifier gives more than right and wrong."
+    ).replace("%", "%%")
+    add_config(parser)
+    add_flags(parser, FLAGS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate, and print the result.
+
+    Raises:
+        UsageError: of the settings. Errors of the data and the model as they come.
+    """
+    options = defaults({**vars(EvalOptions()), **resolve(args, FLAGS)})
+    for name in ("model", "dataset"):
+        if not options[name]:
+            raise UsageError(f"--{name} is missing")
+    for name in ("limit", "max_completion_length", "batch_size"):
+        if options[name] is not None and options[name] < 1:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {options[name]}")
+    metrics = evaluate(options, None if args.config is None else Path(args.config).parent)
+    print(summary(metrics))
+    if options["output"] is not None:
+        facts = {name: options[name] for name in ("model", "dataset", "split", "temperature", "seed")}
+        target = Path(options["output"])
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps({**facts, "metrics": metrics}, indent=2) + "\n", encoding="utf-8")
+        print(f"written to {target}")
+    return 0
+
+
+def evaluate(options: dict[str, Any], beside: Path | None = None) -> dict[str, float]:
+    """The metrics of `evaluate_rollouts`, without their prefix.
+
+    Args:
+        options: of model, data, reward and evaluation. beside: folder of the configuration file.
+
+    Raises:
+        UsageError, ValueError, OSError, RuntimeError: of settings, data, model and verifier.
+    """
+    from hf_rlx.cli import rewards
+    from hf_rlx.cli.data import load_data, located
+    from hf_rlx.trainers.grpo import GRPOConfig, GRPOTrainer
+
+    split = options["split"]
+    data = load_data({**options, "dataset": located(options["dataset"], beside), "train_split": split}, "prompts", 0)
+    rows = data.train if data.held_out is None else data.held_out
+    if options["limit"] is not None:
+        rows = rows.select(range(min(options["limit"], len(rows))))
+    specs = options["reward"] or ([] if data.reward is None else [data.reward])
+    if not specs:
+        raise UsageError("--reward is missing: a verifier such as number or math, or module:function")
+    functions = rewards.read_rewards(specs, beside)
+    with _folder(options["completions"]) as folder:
+        try:
+            config = GRPOConfig(
+                output_dir=folder,
+                beta=0.0,
+                learning_rate=1e-5,  # nothing is trained
+                max_completion_length=options["max_completion_length"] or data.max_completion_length or 512,
+                max_rollout_rows=options["batch_size"],
+                eval_temperature=options["temperature"],
+                top_p=options["top_p"],
+                max_reward_failures=1.0,
+                disable_tqdm=options["quiet"],
+                report_to="none",
+                seed=options["seed"],
+            )
+            trainer = GRPOTrainer(**_model(options, config, functions), args=config, eval_dataset=rows)
+            metrics = trainer.evaluate()
+        finally:
+            rewards.close(functions)
+    return {name.removeprefix("eval_"): value for name, value in metrics.items()}
+
+
+def summary(metrics: dict[str, float]) -> str:
+    """The result in a few lines."""
+    lines = []
+    starts = [name.removesuffix("_n") for name in metrics if name.startswith("accuracy/") and name.endswith("_n")]
+    for name in starts:
+        share, n = metrics[name], int(metrics[f"{name}_n"])
+        low, high = metrics[f"{name}_low"], metrics[f"{name}_high"]
+        right = f"{round(share * n)} of {n} right"
+        lines.append(f"{name.removeprefix('accuracy/')}: {share:.3f} (95 % interval {low:.3f} to {high:.3f}), {right}")
+    shown = {
+        "reward": "mean reward {:.4f}",
+        "completions/mean_length": "mean length {:.1f} tokens",
+        "completions/clipped_ratio": "{:.1%} cut",
+        "runtime": "{:.1f} s",
+    }
+    lines.append(", ".join(text.format(metrics[name]) for name, text in shown.items() if name in metrics))
+    return "\n".join(lines)
+
+
+def _model(options: dict[str, Any], config: Any, functions: list[Any]) -> dict[str, Any]:
+    """Arguments of the trainer: the model, and the rewards."""
+    from peft import LoraConfig
+
+    from hf_rlx.cli.session import with_roles
+    from hf_rlx.models.loading import four_bit_config
+    from hf_rlx.models.storage import has_adapter
+
+    given: dict[str, Any] = {"model": options["model"]}
+    if options["load_in_4bit"]:
+        given["quantization_config"] = four_bit_config()
+        if not has_adapter(Path(options["model"])):
+            # Trainers refuse 4-bit weights alone; an adapter that nothing has trained changes no answer.
+            given["peft_config"] = LoraConfig(r=1, target_modules="all-linear", task_type="CAUSAL_LM")
+    return with_roles(given, config, functions)
+
+
+@contextmanager
+def _folder(wanted: str | None) -> Iterator[str]:
+    """Where the table of answers goes; a folder that vanishes where nobody wants it."""
+    if wanted is not None:
+        yield wanted
+        return
+    with tempfile.TemporaryDirectory(prefix="hf-rlx-eval-") as folder:
+        yield folder

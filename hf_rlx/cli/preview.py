@@ -1,0 +1,134 @@
+"""`--dry-run`: the settings of a run, its data, its first row as tokens, its rewards."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import yaml
+from transformers import PreTrainedTokenizerBase
+
+from hf_rlx.cli import UsageError, rewards
+from hf_rlx.cli.session import Session
+from hf_rlx.data.demonstrations import check_demonstrations, encode_demonstration
+from hf_rlx.data.formats import check_all_prompts
+from hf_rlx.data.pairs import RankedGroup, check_preferences, encode_preference
+from hf_rlx.data.tokenize import encode_prompt
+from hf_rlx.models.loading import load_tokenizer
+from hf_rlx.secrets import public
+from hf_rlx.trainers.preference import PreferenceTrainer
+
+_SHOWN = 120  # tokens of one text
+
+
+def preview(session: Session, whole: bool = False) -> str:
+    """What a run would do, for people; the settings are a YAML file for `--config`.
+
+    Args:
+        session: not trained. whole: all settings, also those left at their defaults.
+
+    Raises:
+        ValueError, OSError: of the data, the tokenizer and the rewards, as the run would raise them.
+    """
+    tokenizer = load_tokenizer(session.options["model"])
+    parts = [
+        "# settings (what differs from the defaults)" if not whole else "# settings",
+        settings_text(session, whole),
+        f"# data: {_counts(session)}",
+        _first_row(session, tokenizer),
+    ]
+    if session.recipe.rewards:
+        parts.append("# rewards: " + _rewards(session))
+    return "\n".join(parts)
+
+
+def settings_text(session: Session, whole: bool = False) -> str:
+    """The options and the configuration as YAML."""
+    options = {
+        name: value
+        for name, value in session.options.items()
+        if name not in ("dry_run", "verbose") and value is not None
+    }
+    config, default = session.config, session.defaults
+    names = [f.name for f in dataclasses.fields(config) if f.init]
+    if not whole:
+        names = [name for name in names if getattr(config, name) != getattr(default, name)]
+    shown = config.to_dict()
+    fields = {name: shown.get(name, getattr(config, name)) for name in names}
+    text: str = yaml.safe_dump(public({**options, **fields}), sort_keys=False, allow_unicode=True)
+    return text.rstrip("\n")
+
+
+def tokens_of(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
+    """Token by token, as text between bars; of a long text both ends."""
+    texts = [repr(tokenizer.decode([i]))[1:-1] for i in ids]
+    if len(texts) > _SHOWN:
+        half = _SHOWN // 2
+        texts = [*texts[:half], f" ... {len(texts) - 2 * half} more ... ", *texts[-half:]]
+    return "|".join(texts)
+
+
+def _counts(session: Session) -> str:
+    data = session.data
+    held_out = "nothing is held out" if data.held_out is None else f"{len(data.held_out)} held out"
+    return f"{data.name}, {len(data.train)} rows to train on, {held_out}; columns {', '.join(data.train.column_names)}"
+
+
+def _first_row(session: Session, tokenizer: Any) -> str:
+    config: Any = session.config
+    data, row = session.data, session.data.train[0] if len(session.data.train) else {}
+    common = {
+        "chat_template_kwargs": config.chat_template_kwargs,
+        "special_tokens": config.special_tokens_in_messages,
+    }
+    if session.recipe.data == "prompts":
+        check_all_prompts(data.train, data.held_out)
+        template = {**(config.chat_template_kwargs or {}), **(row.get("chat_template_kwargs") or {})}
+        encoded = encode_prompt(row["prompt"], tokenizer, template, config.special_tokens_in_messages)
+        return "\n".join(
+            [
+                f"first prompt, {len(encoded.ids)} tokens, not in the loss:",
+                f"  {tokens_of(encoded.ids, tokenizer)}",
+                f"then {config.num_generations} answers of up to {config.max_completion_length} tokens are sampled; "
+                "their tokens are in the loss, EOS included",
+            ]
+        )
+    # The trainer sets EOS, pad and template like this, on itself.
+    PreferenceTrainer._set_tokens(SimpleNamespace(args=config, tokenizer=tokenizer))  # type: ignore[arg-type]
+    pairs = session.recipe.data == "pairs"
+    for rows, name in ((data.train, "train_dataset"), (data.held_out, "eval_dataset")):
+        (check_preferences if pairs else check_demonstrations)(rows, name)
+    encode = encode_preference if pairs else encode_demonstration
+    ranked = encode(row, 0, tokenizer, max_length=config.max_length, **common)
+    return _ranked(ranked, tokenizer, ("chosen", "rejected") if "responses" not in row else ())
+
+
+def _ranked(row: RankedGroup, tokenizer: Any, names: tuple[str, ...]) -> str:
+    """A prompt and its answers; `names` of them, where they have some."""
+    lines = []
+    place = 0
+    for group in row.groups:
+        ids = group.prompt_ids.tolist()
+        lines += [f"first prompt, {len(ids)} tokens, not in the loss:", f"  {tokens_of(ids, tokenizer)}"]
+        for answer in group.response_ids:
+            rank = f", rank {row.ranks[place]:g} (lower is better)" if len(row.ranks) > 1 else ""
+            title = names[place] if names and len(row.ranks) > 1 else f"answer {place + 1}{rank}"
+            lines += [
+                f"{title}, {answer.numel()} tokens, in the loss:",
+                f"  {tokens_of(answer.tolist(), tokenizer)}",
+            ]
+            place += 1
+    if row.cut:
+        lines.append(f"{row.cut} tokens were cut: max_length")
+    return "\n".join(lines)
+
+
+def _rewards(session: Session) -> str:
+    functions = rewards.read_rewards(session.reward_specs, session.beside)
+    rewards.close(functions)
+    weights = getattr(session.config, "reward_weights", None) or [1.0] * len(functions)
+    if len(weights) != len(functions):
+        raise UsageError(f"reward_weights has {len(weights)} entries for {len(functions)} of --reward")
+    named = [f if isinstance(f, str) else getattr(f, "__name__", type(f).__name__) for f in functions]
+    return ", ".join(f"{weight:g} x {name}" for weight, name in zip(weights, named, strict=True))

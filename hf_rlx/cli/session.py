@@ -1,0 +1,216 @@
+"""One training run of a command: configuration, data, rewards and trainer, made and run."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from peft import LoraConfig
+
+from hf_rlx.cli import UsageError, rewards
+from hf_rlx.cli.data import Data, load_data
+from hf_rlx.models.loading import four_bit_config, load_tokenizer
+from hf_rlx.models.storage import has_adapter
+from hf_rlx.persistence.folders import checkpoints
+from hf_rlx.persistence.interrupts import TrainingInterrupted
+from hf_rlx.trainers.base import BaseTrainer, as_shared_model
+from hf_rlx.trainers.config import BaseConfig
+
+if TYPE_CHECKING:
+    from hf_rlx.cli.training import Recipe
+
+logger = logging.getLogger(__name__)
+
+
+def class_of(where: str) -> Any:
+    """The class at `"module:Class"`."""
+    module, _, name = where.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+class Session:
+    """Everything of a run that is known before a model is loaded.
+
+    Args:
+        recipe: of the command. options: model, data, reward and run. fields: of the configuration, as given.
+        beside: folder of the configuration file.
+
+    Attributes:
+        config: of the trainer. data: rows.
+
+    Raises:
+        UsageError: of the settings. ValueError, OSError: of the data.
+    """
+
+    def __init__(
+        self, recipe: Recipe, options: dict[str, Any], fields: dict[str, Any], beside: Path | None = None
+    ) -> None:
+        self.recipe, self.options, self.beside = recipe, options, beside
+        if recipe.adapter_rate is not None and options["lora"] and "learning_rate" not in fields:
+            fields = {**fields, "learning_rate": recipe.adapter_rate}
+        self.config = make_config(recipe, options, fields)  # before the data: mistakes show at once
+        self.data: Data = load_data(options, recipe.data, self.config.seed)
+        length = self.data.max_completion_length
+        if recipe.data == "prompts" and length is not None and "max_completion_length" not in fields:
+            self.config = make_config(recipe, options, {**fields, "max_completion_length": length})
+        self.defaults = class_of(recipe.config)(output_dir=None)
+        self.final_evaluation = self.data.held_out is not None and fields.get("eval_strategy") != "no"
+
+    @property
+    def reward_specs(self) -> list[Any]:
+        """What scores answers: what was asked for, else the task's own verifier.
+
+        Raises:
+            UsageError: neither is there.
+        """
+        if self.options["reward"]:
+            return list(self.options["reward"])
+        if self.data.reward is None:
+            raise UsageError(
+                "--reward is missing: a verifier such as number or math, module:function, file.py:function, or role"
+            )
+        return [self.data.reward]
+
+    def train(self, resume_line: str) -> int:
+        """Build the trainer, train, evaluate what is held out, save, push; the exit status.
+
+        Args:
+            resume_line: the command that goes on after an interruption, for the message.
+        """
+        functions: list[Any] = []
+        trainer: BaseTrainer | None = None
+        if self.recipe.rewards:
+            functions = rewards.read_rewards(self.reward_specs, self.beside)
+        try:
+            trainer = self.trainer(functions)
+            try:
+                trainer.train(resume_from_checkpoint=self._resume())
+            except TrainingInterrupted as stop:
+                _tell_how_to_resume(trainer, self.recipe.name, resume_line)
+                return int(str(stop.code))
+            self._finish(trainer)
+        finally:
+            if trainer is not None and hasattr(trainer, "scorer"):
+                trainer.scorer.close()
+            rewards.close(functions)
+        return 0
+
+    def trainer(self, functions: Sequence[Any]) -> BaseTrainer:
+        """The trainer of the recipe. `functions`: what `rewards.read_rewards` gave."""
+        options = self.options
+        quantization = four_bit_config() if options["load_in_4bit"] else None
+        given: dict[str, Any] = {"quantization_config": quantization, "peft_config": self.adapter()}
+        given["model"] = options["model"]
+        if self.recipe.rewards:
+            given = with_roles(given, self.config, list(functions))
+        given |= {name: options[name] for name in self.recipe.arguments if options.get(name) is not None}
+        made: BaseTrainer = class_of(self.recipe.trainer)(
+            args=self.config,
+            train_dataset=self.data.train,
+            eval_dataset=self.data.held_out,
+            **given,
+        )
+        made.cards.given["dataset"] = self.data.name
+        if self.data.hub_id is not None:
+            made.cards.given["dataset_id"] = self.data.hub_id
+        return made
+
+    def adapter(self) -> LoraConfig | None:
+        """The adapter to add; None: all weights train, or the one that the model's folder has.
+
+        Raises:
+            UsageError: settings of an adapter that is there, or not wanted.
+        """
+        options = self.options
+        if not options["lora"]:
+            if options["load_in_4bit"]:
+                raise UsageError("--load-in-4bit needs an adapter to train; leave --no-lora out")
+            return None
+        if has_adapter(Path(options["model"])):
+            logger.info("%s has an adapter, which trains on; a new one is not added", options["model"])
+            return None
+        modules = options["lora_target_modules"]
+        if isinstance(modules, str) and "," in modules:
+            modules = [name.strip() for name in modules.split(",")]
+        return LoraConfig(
+            r=options["lora_r"],
+            lora_alpha=options["lora_alpha"],
+            lora_dropout=options["lora_dropout"],
+            target_modules=modules,
+            task_type="CAUSAL_LM",
+        )
+
+    def _resume(self) -> str | bool | None:
+        """What to pass to `train`; `auto` without a checkpoint begins anew."""
+        wanted = self.options["resume"]
+        if wanted is True and not checkpoints(Path(str(self.config.output_dir))):
+            logger.info("no checkpoint in %s yet: a new run begins", self.config.output_dir)
+            return None
+        return wanted
+
+    def _finish(self, trainer: BaseTrainer) -> None:
+        """Evaluate, save with a card, push."""
+        config, step = self.config, trainer.state.global_step
+        seen = any(e.get("step") == step and "eval_runtime" in e for e in trainer.state.log_history)
+        if self.final_evaluation and not seen:
+            trainer.evaluate()
+        trainer.save_model()
+        if config.push_to_hub:
+            trainer.push_to_hub()
+        if trainer.is_world_process_zero():
+            print(f"{step} steps done; the model is in {config.output_dir}")
+
+
+def with_roles(given: dict[str, Any], config: BaseConfig, functions: list[Any]) -> dict[str, Any]:
+    """Arguments of an online trainer: `given` (model, peft_config, ...) with the reward functions; where one is the
+    model's own reward role, the model is loaded here, so that the role is there before the trainer."""
+    roles = [rewards.role_of(function) for function in functions]
+    if not any(roles):
+        return {**given, "reward_funcs": functions}
+    name = given.pop("model")
+    torch.manual_seed(config.seed)  # of a fresh adapter, as the trainer would
+    model = as_shared_model(name, config, **given)
+    config.model_init_kwargs = None  # of a model by name
+    made = [f if role is None else model.reward_function(role) for f, role in zip(functions, roles, strict=True)]
+    return {"model": model, "processing_class": load_tokenizer(name), "reward_funcs": made}
+
+
+def make_config(recipe: Recipe, options: dict[str, Any], fields: dict[str, Any]) -> BaseConfig:
+    """The configuration of a run.
+
+    Raises:
+        UsageError: a value that the configuration refuses; its message names the field.
+    """
+    cls = class_of(recipe.config)
+    loading = dict(fields.get("model_init_kwargs") or {})
+    for option, name in (
+        ("dtype", "dtype"),
+        ("attn_implementation", "attn_implementation"),
+        ("model_revision", "revision"),
+    ):
+        if options[option] is not None:
+            loading[name] = options[option]
+    given = {**fields, **({"model_init_kwargs": loading} if loading else {})}
+    preset = options.get("preset")
+    try:
+        made: BaseConfig = cls(**given) if preset is None else cls.preset(preset, **given)
+    except (ValueError, TypeError) as error:
+        raise UsageError(str(error)) from error
+    return made
+
+
+def _tell_how_to_resume(trainer: BaseTrainer, name: str, line: str) -> None:
+    if not trainer.is_world_process_zero():
+        return
+    saved = trainer.keeper.last_saved
+    if saved is None:
+        print(f"hf-rlx {name}: stopped; no checkpoint was saved", file=sys.stderr)
+    elif trainer.args.save_only_model:
+        print(f"hf-rlx {name}: stopped; the newest weights are in {saved}", file=sys.stderr)
+    else:
+        print(f"hf-rlx {name}: stopped; saved {saved}. Go on with:\n  {line}", file=sys.stderr)

@@ -1,0 +1,229 @@
+"""What every trainer looks at before it spends anything: cheap, and all problems in one message.
+
+before_loading   at construction, before a model is loaded: data, reward signatures, machine, packages
+ready_to_push    around the creation of the repository: login, permission, how the server takes files
+try_prompts      when training starts: a few rows, tokenized
+try_rows
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub.errors import HfHubHTTPError
+
+from hf_rlx.data.formats import PromptError, check_prompts
+from hf_rlx.preflight import hub
+from hf_rlx.preflight.machine import gpus_without_launcher
+from hf_rlx.preflight.packages import optimizer_clash, torchao_clash
+from hf_rlx.rollout.collect import check_lengths, encode_rows
+from hf_rlx.rollout.reward_models import RewardError
+from hf_rlx.rollout.signatures import check_signatures
+
+if TYPE_CHECKING:
+    from hf_rlx.trainers.base import BaseTrainer
+    from hf_rlx.trainers.preference import PreferenceTrainer
+
+logger = logging.getLogger(__name__)
+
+Check = Callable[[], None]
+SAMPLED = 16  # rows that are tokenized when training starts
+
+
+class PreflightError(ValueError):
+    """Several problems at once.
+
+    Attributes:
+        problems: what each check raised.
+    """
+
+    def __init__(self, problems: Sequence[Exception]) -> None:
+        listed = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, start=1))
+        super().__init__(f"{len(problems)} problems:\n{listed}")
+        self.problems = list(problems)
+
+
+def run_checks(checks: Sequence[Check]) -> None:
+    """Run them all.
+
+    Raises:
+        PreflightError: several failed. ValueError, RewardError: what the only one that failed raised.
+    """
+    problems: list[Exception] = []
+    for check in checks:
+        try:
+            check()
+        except (ValueError, RewardError) as error:
+            problems.append(error)
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise PreflightError(problems)
+
+
+def before_loading(trainer: BaseTrainer, args: Any, peft_config: Any, *checks: Check) -> None:
+    """Look at everything that needs no model; the first call of a trainer does it.
+
+    Args:
+        trainer: that is being made. args, peft_config: of it. checks: of its data.
+
+    Raises:
+        see `run_checks`.
+    """
+    if trainer.looked_at:
+        return
+    trainer.looked_at = True
+    run_checks([*checks, lambda: check_machine(args, peft_config), lambda: check_output_dir(args)])
+
+
+def check_machine(args: Any, peft_config: Any = None) -> None:
+    """Refuse several GPUs without a launcher, an optimizer that the device cannot run, and a torchao that PEFT makes
+    no adapter beside.
+
+    Raises:
+        ValueError: the first of them.
+    """
+    problem = gpus_without_launcher(getattr(args, "n_gpu", 0)) or optimizer_clash(args)
+    if problem is None and peft_config is not None:
+        problem = torchao_clash()
+    if problem is not None:
+        raise ValueError(problem)
+
+
+def check_output_dir(args: Any) -> None:
+    """Refuse a folder that cannot be written.
+
+    Raises:
+        ValueError: names it.
+    """
+    folder = Path(str(args.output_dir)).absolute()
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if args.should_save and not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        what = "may not be written" if there.is_dir() else "is a file"
+        raise ValueError(f"output_dir={str(args.output_dir)!r}: {there} {what}; name another folder")
+
+
+def data_checks(check: Callable[[Any, str], None], train_dataset: Any, eval_dataset: Any) -> list[Check]:
+    """`check(dataset, name)` for the training data and each of the evaluation's, for `before_loading`."""
+    named = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
+    return [
+        functools.partial(check, train_dataset, "train_dataset"),
+        *(functools.partial(check, dataset, f"eval_dataset {name}".strip()) for name, dataset in named.items()),
+    ]
+
+
+def prompt_checks(train_dataset: Any, eval_dataset: Any, reward_funcs: Any) -> list[Check]:
+    """That prompts can be used, and reward functions be called with the columns beside them."""
+    named = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
+    datasets = [("train_dataset", train_dataset)]
+    datasets += [(f"eval_dataset {name}".strip(), dataset) for name, dataset in named.items()]
+    checks = data_checks(check_prompts, train_dataset, eval_dataset)
+    return [*checks, functools.partial(check_signatures, reward_funcs, datasets)]
+
+
+@contextmanager
+def ready_to_push(trainer: BaseTrainer, token: str | None) -> Iterator[None]:
+    """Around the creation of the repository: a Hub that will not take the upload is told before hours of training.
+
+    Raises:
+        HubError: why, and what to do.
+    """
+    if not trainer.is_world_process_zero():
+        yield
+        return
+    args = trainer.args
+    used = token if token is not None else args.hub_token
+    hub.check_login(used)
+    try:
+        yield
+    except HfHubHTTPError as error:
+        repo = args.hub_model_id or Path(str(args.output_dir)).absolute().name
+        raise hub.refused(error, repo, used) from error
+    hub.check_repository(str(trainer.hub_model_id), used)
+
+
+def spread(count: int, most: int = SAMPLED) -> list[int]:
+    """Up to `most` indices of `count` rows, evenly over all of them."""
+    taken = min(count, most)
+    return [index * count // taken for index in range(taken)]
+
+
+def try_prompts(dataset: Any, tokenizer: Any, args: Any, room: int | None) -> list[int]:
+    """Tokenize a few prompts as a rollout would; returns their tokens.
+
+    Args:
+        dataset: with a `prompt`. tokenizer: of the policy. args: an `OnlineConfig`.
+        room: tokens that a prompt may have; None: any number.
+
+    Raises:
+        PromptError: of the first that cannot be used, with its row.
+    """
+    counts = []
+    for index in spread(len(dataset)):
+        row = dataset[index]
+        try:
+            prompts = encode_rows([row], tokenizer, args.chat_template_kwargs or {}, args.special_tokens_in_messages)
+            check_lengths([row], prompts, room, args.sampling_params())
+        except PromptError as error:
+            raise PromptError(f"train_dataset: row {index}: {error}", error.prompt) from error
+        counts.append(len(prompts[0].ids))
+    return counts
+
+
+def try_rows(trainer: PreferenceTrainer) -> None:
+    """Tokenize a few rows as training would, and say where nothing can be learned from any of them.
+
+    Raises:
+        ValueError: a row cannot be used; names it.
+    """
+    dataset, args = trainer.train_dataset, trainer.args
+    rows = trainer.encode([(index, dataset[index]) for index in spread(len(dataset))])
+    needed = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    if len(dataset) < needed:
+        logger.warning(
+            "train_dataset has %d rows, fewer than the %d of one optimizer step: every step is the whole dataset",
+            len(dataset),
+            needed,
+        )
+    for told in row_notes(rows, trainer.weight_of, args.max_length):
+        logger.warning("train_dataset: %s", told)
+
+
+def row_notes(rows: Sequence[Any], weight_of: Callable[[Any], float], max_length: int | None) -> Iterator[str]:
+    """What is suspicious about tokenized rows, all of them alike.
+
+    Args:
+        rows: `RankedGroup`s. weight_of: what a row adds to the loss's denominator. max_length: that they were cut to.
+    """
+    if rows and not any(weight_of(row) for row in rows):
+        yield (
+            f"none of the {len(rows)} rows looked at teaches anything: the answers of a row are the same, or all tie. "
+            "Look at how chosen and rejected (or ranks) were made"
+        )
+    if rows and all(row.cut > 0 for row in rows):
+        yield (
+            f"all of the {len(rows)} rows looked at are longer than max_length={max_length} (or the model's context) "
+            "and are cut; raise max_length, or shorten the data"
+        )
+
+
+__all__ = [
+    "PreflightError",
+    "before_loading",
+    "check_machine",
+    "check_output_dir",
+    "data_checks",
+    "prompt_checks",
+    "ready_to_push",
+    "row_notes",
+    "run_checks",
+    "spread",
+    "try_prompts",
+    "try_rows",
+]

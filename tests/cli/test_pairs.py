@@ -1,0 +1,87 @@
+"""`hf-rlx pairs`, run in this process."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hf_rlx.cli import main
+from hf_rlx.data.pairs import read_rows, write_rows
+
+OUTCOMES = [
+    {"prompt": "p", "completion": "aaa", "label": True},
+    {"prompt": "p", "completion": "b", "label": False},
+    {"prompt": "q", "completion": "c", "label": True},
+]
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write_rows(OUTCOMES, tmp_path / "outcomes.jsonl")
+
+
+def test_outcomes_to_pairs(file, tmp_path, capsys):
+    out = tmp_path / "pairs.jsonl"
+    assert main(["pairs", str(file), "--out", str(out), "--report"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "3 rows (outcomes) -> 1 pair"
+    assert "  1 left out: fewer than two scored responses (rows 2)" in printed
+    assert "length: chosen is the longer answer in 100.0% of 1 pair (1 longer, 0 shorter, 0 equal)" in printed
+    assert printed[-1] == f"rows: {out}"
+    assert read_rows(out) == [
+        {"prompt": "p", "chosen": "aaa", "rejected": "b", "score_chosen": 1.0, "score_rejected": 0.0}
+    ]
+
+
+def test_without_out_nothing_is_written(file, tmp_path, capsys):
+    assert main(["pairs", str(file)]) == 0
+    assert capsys.readouterr().out.endswith("nothing written; --out FILE writes the rows\n")
+    assert [entry.name for entry in tmp_path.iterdir()] == [file.name]
+
+
+def test_options_reach_their_functions(tmp_path, capsys):
+    """Of 5, 3, 1 a margin of 2 leaves one pair; a repeated row goes; the form is messages."""
+    rows = [{"prompt": "q", "responses": ["a", "b", "c"], "scores": [5, 3, 1]}] * 2
+    file, out, report = write_rows(rows, tmp_path / "x.json"), tmp_path / "y.parquet", tmp_path / "report.json"
+    options = ["--from", "scores", "--strategy", "all", "--margin", "2", "--dedupe", "--format", "messages"]
+    assert main(["pairs", str(file), *options, "--out", str(out), "--report", str(report)]) == 0
+    assert "  1 left out: duplicate of an earlier row (pairs 1)" in capsys.readouterr().out
+    (pair,) = read_rows(out)
+    assert pair["chosen"] == [{"role": "assistant", "content": "a"}]
+    assert json.loads(report.read_text(encoding="utf-8"))["rows_out"] == 1
+
+
+def test_tokens_are_counted(file, capsys):
+    """The bundled tokenizer has a token a character: 3 against 1."""
+    assert main(["pairs", str(file), "--tokenizer", "tiny"]) == 0
+    assert "+2.0 characters on average, +2.0 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["missing.jsonl"], "missing.jsonl does not exist"),
+        (["FILE", "--from", "judge"], "row 0 has no two responses"),
+        (["FILE", "--margin", "-1"], "margin must be a number of at least 0"),
+        (["FILE", "--margin", "3", "--out", "x.jsonl"], "no rows are left to write"),
+        (["FILE", "--out", "x.txt"], "x.txt ends with '.txt'"),
+    ],
+)
+def test_errors_are_one_line(file, words, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["pairs", *[str(file) if word == "FILE" else word for word in words]]) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("hf-rlx pairs: error: ")
+    assert message in printed
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--strategy", "best"], ["--keep-duplicates"], ["--balance", "--strategy", "ranked"], ["--margin", "x"]],
+)
+def test_a_wrong_command_line_is_two(file, words):
+    with pytest.raises(SystemExit) as caught:
+        main(["pairs", str(file), *words])
+    assert caught.value.code == 2
