@@ -16,8 +16,7 @@ Equal compute is equal tokens: every sampled and every trained token counts one,
 from: also the tokens of the pairs that DPO starts with. Looks at validation problems, which tell the plateau, are not
 counted; nor are the passes of the reference, which all have. An arm plateaus when the best validation accuracy has
 not risen by 0.01 for two looks. Accuracy is of one answer a problem, sampled at temperature 1, on problems that no
-model has seen. All arms have the same adapter and batch; each method's learning rate is the best of a few on
-the validation problems.
+model has seen. All arms have the same adapter; learning rates are those of the demo and were not tuned further.
 """
 
 from __future__ import annotations

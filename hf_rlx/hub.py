@@ -24,7 +24,8 @@ from hf_rlx.secrets import SecretFoundError, mask_text, refuse_secrets
 
 logger = logging.getLogger(__name__)
 
-_PUBLIC_HUB = "https://huggingface.co"
+_PUBLIC_HUBS = ("https://huggingface.co", "https://hub-ci.huggingface.co")
+_SECONDS = 10  # that the question for xet may take
 RESUME = (
     "Nothing was changed in the repository, and nothing is lost here. Push once more: what had arrived is not sent "
     "again"
@@ -123,7 +124,8 @@ def prepare(
             f"{repo_id} exists and is public, so private=True cannot hold; make it private in its settings, or "
             "choose another name"
         )
-    _check_xet(repo_id, repo_type, token)
+    if (problem := xet_problem(repo_id, token, repo_type)) is not None:
+        raise HubError(problem)
     if revision not in (None, constants.DEFAULT_REVISION) and not str(revision).startswith("refs/"):
         api().create_branch(repo_id, repo_type=repo_type, branch=str(revision), token=token, exist_ok=True)
     return repo_id
@@ -193,17 +195,36 @@ def _there(repo_id: str, repo_type: str, token: str | None, revision: str | None
     return [name.removeprefix(start) for name in names if name.startswith(start)]
 
 
-def _check_xet(repo_id: str, repo_type: str, token: str | None) -> None:
-    """On a Hub without xet storage its client retries for more than a minute without a word."""
+def xet_problem(repo_id: str | None = None, token: str | None = None, repo_type: str = "model") -> str | None:
+    """Whether uploads would go through xet to a server that has none, whose client retries for more than a minute
+    without a word: what is wrong and, after "; ", the fix.
+
+    Args:
+        repo_id: of a repository that is there, to ask the server by; None: nothing is asked.
+        token: None: the one that is logged in.
+    """
     uses_xet = not constants.HF_HUB_DISABLE_XET and find_spec("hf_xet") is not None
-    if constants.ENDPOINT == _PUBLIC_HUB or not uses_xet:
-        return
+    if not uses_xet or constants.ENDPOINT in _PUBLIC_HUBS:
+        return None
+    fix = "set HF_HUB_DISABLE_XET=1 before Python starts, and files go by the ordinary way"
+    if repo_id is None:
+        return f"the server {constants.ENDPOINT} may not have xet, which uploads would hang on; {fix}"
     url = f"{constants.ENDPOINT}/api/{repo_type}s/{repo_id}/xet-write-token/main"
-    if get_session().get(url, headers=build_hf_headers(token=token)).status_code == 404:
-        raise HubError(
-            f"{constants.ENDPOINT} has no xet storage, and an upload would hang; set HF_HUB_DISABLE_XET=1 before "
-            "Python starts"
-        )
+    try:
+        answer = get_session().get(url, headers=build_hf_headers(token=token), timeout=_SECONDS)
+    except Exception as error:
+        why = one_line(f"{type(error).__name__}: {error}", token)
+        return f"the server {constants.ENDPOINT} does not answer the question for xet ({why}); {fix}"
+    if "x-xet-cas-url" in {name.lower() for name in answer.headers}:
+        return None
+    return f"the server {constants.ENDPOINT} has no xet ({answer.status_code}), and uploads would hang on it; {fix}"
+
+
+def one_line(text: str, token: str | None = None) -> str:
+    """One line without any token, for a message."""
+    if token:
+        text = text.replace(token, "<HUB_TOKEN>")
+    return mask_text(" ".join(text.split()))[:300]
 
 
 def _chain(error: BaseException | None) -> Iterator[Any]:
@@ -225,4 +246,15 @@ def _next_step(error: Exception, status: int | None) -> str | None:
     return None
 
 
-__all__ = ["RESUME", "HubError", "api", "owned", "prepare", "telling", "unreachable", "upload"]
+__all__ = [
+    "RESUME",
+    "HubError",
+    "api",
+    "one_line",
+    "owned",
+    "prepare",
+    "telling",
+    "unreachable",
+    "upload",
+    "xet_problem",
+]

@@ -26,7 +26,7 @@ FLOORS = [
     {"models", "verifiers", "persistence"},
     {"rollout", "preflight"},
     {"trainers", "feedback", "search"},
-    {"callbacks", "report", "selfcheck", "checkup"},
+    {"callbacks", "report", "selfcheck", "checkup", "estimate"},
     {"demo", "pipeline"},
     {"cli", "__main__"},
 ]

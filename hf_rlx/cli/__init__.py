@@ -40,6 +40,8 @@ COMMANDS: dict[str, str] = {
     "verify": "run a verifier over answers whose right verdict is known",
     "push": "a saved model with its roles, or preference data, to the Hub",
     "card": "write the model card of a saved run, from what lies in its folder",
+    "estimate": "the memory that a run takes, part by part, and what to change where it does not fit",
+    "merge": "merge a saved adapter into its base: a plain transformers model",
     "eval": "held-out accuracy of a model or an adapter, with its interval",
 }
 """Every command, with one line of help."""

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
-from hf_rlx.hub import HubError
+from hf_rlx.hub import HubError, one_line, xet_problem
 from hf_rlx.preflight.report import Finding
-from hf_rlx.secrets import mask_text
 
 _LOGIN = (
     "log in with `hf auth login` (in a notebook huggingface_hub.notebook_login()), set HF_TOKEN, or train without "
     "push_to_hub"
 )
 _WRITE = 'make a token of the type "write" at {endpoint}/settings/tokens and log in with it'
-_HUBS = ("https://huggingface.co", "https://hub-ci.huggingface.co")
-_SECONDS = 10  # that the question for xet may take
 
 
 def check_login(token: str | None = None) -> dict[str, Any]:
@@ -49,18 +45,19 @@ def check_login(token: str | None = None) -> dict[str, Any]:
     except HfHubHTTPError as error:
         status = error.response.status_code
         if status in (401, 403):
-            told = _clean(str(error), used)
+            told = one_line(str(error), used)
             raise HubError(f"{constants.ENDPOINT} refuses the token ({status}: {told}); {_LOGIN}") from error
         if status not in (404, 429):  # no such question there, or asked too often: creating the repository tells
             raise HubError(
-                f"{constants.ENDPOINT} answers {status}: {_clean(str(error), used)}; try later, or train without "
+                f"{constants.ENDPOINT} answers {status}: {one_line(str(error), used)}; try later, or train without "
                 "push_to_hub and call trainer.push_to_hub() at the end"
             ) from error
         return {}
     except Exception as error:
+        why = one_line(f"{type(error).__name__}: {error}", used)
         raise HubError(
-            f"{constants.ENDPOINT} cannot be reached ({type(error).__name__}: {_clean(str(error), used)}); check the "
-            "network and HF_ENDPOINT, or train without push_to_hub and call trainer.push_to_hub() later"
+            f"{constants.ENDPOINT} cannot be reached ({why}); check the network and HF_ENDPOINT, or train without "
+            "push_to_hub and call trainer.push_to_hub() later"
         ) from error
     if _reads_only(known):
         raise HubError(
@@ -78,7 +75,7 @@ def refused(error: Any, repo: str, token: str | None = None) -> HubError:
     from huggingface_hub import constants
 
     status = error.response.status_code
-    told = _clean(str(error), token)
+    told = one_line(str(error), token)
     if status in (401, 403):
         fix = f"{_WRITE.format(endpoint=constants.ENDPOINT)}, or set hub_model_id to a repository of your own"
         return HubError(f"no permission to write {repo!r} at {constants.ENDPOINT} ({status}: {told}); {fix}")
@@ -107,33 +104,6 @@ def check_repository(repo: str, token: str | None = None) -> None:
         pass
     if (problem := xet_problem(repo, token)) is not None:
         raise HubError(problem)
-
-
-def xet_problem(repo: str | None = None, token: str | None = None) -> str | None:
-    """Whether uploads would go through xet to a server that has none: what is wrong and, after "; ", the fix.
-
-    Args:
-        repo: that is there, to ask the server by; None: nothing is asked.
-        token: None: the one that is logged in.
-    """
-    from huggingface_hub import constants
-    from huggingface_hub.utils import build_hf_headers, get_session
-
-    uses_xet = not constants.HF_HUB_DISABLE_XET and importlib.util.find_spec("hf_xet") is not None
-    if not uses_xet or constants.ENDPOINT in _HUBS:
-        return None
-    fix = "set HF_HUB_DISABLE_XET=1 before Python starts, and files go by the ordinary way"
-    if repo is None:
-        return f"the server {constants.ENDPOINT} may not have xet, which uploads would hang on; {fix}"
-    url = f"{constants.ENDPOINT}/api/models/{repo}/xet-write-token/main"
-    try:
-        answer = get_session().get(url, headers=build_hf_headers(token=token), timeout=_SECONDS)
-    except Exception as error:
-        why = f"{type(error).__name__}: {_clean(str(error), token)}"
-        return f"the server {constants.ENDPOINT} does not answer the question for xet ({why}); {fix}"
-    if "x-xet-cas-url" in {name.lower() for name in answer.headers}:
-        return None
-    return f"the server {constants.ENDPOINT} has no xet ({answer.status_code}), and uploads would hang on it; {fix}"
 
 
 def hub_findings(push: bool = False, repo: str | None = None, token: str | None = None) -> Iterator[Finding]:
@@ -214,10 +184,3 @@ def _reads_only(known: dict[str, Any]) -> bool:
         return True
     scoped = _fine_grained(known)
     return scoped is not None and not any("repo.write" in (entry.get("permissions") or ()) for entry in scoped)
-
-
-def _clean(text: str, token: str | None) -> str:
-    """One line without any token."""
-    if token:
-        text = text.replace(token, "<HUB_TOKEN>")
-    return mask_text(" ".join(text.split()))[:300]

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from hf_rlx.models.hub import holds_reward
 from hf_rlx.models.reward_role import RoleReward
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.rollout.classifier import ModelReward, name_of
@@ -290,12 +291,12 @@ def resolve(text: str, model_init_kwargs: dict[str, Any] | None = None) -> Any:
         if not callable(found):
             raise ImportError(f"the reward function {text!r} is {found!r}, which is not callable")
         return found
-    if any((Path(text) / place).is_file() for place in ("role.json", "reward/role.json")):  # of RewardTrainer
-        shared = SharedModel.from_pretrained(text, **(model_init_kwargs or {}))
-        return shared.reward_function(name=Path(text).name)
     from transformers import AutoModelForSequenceClassification
 
     try:
+        if holds_reward(text, model_init_kwargs or {}):
+            shared = SharedModel.from_pretrained(text, **(model_init_kwargs or {}))
+            return shared.reward_function(name=Path(text).name)
         return AutoModelForSequenceClassification.from_pretrained(text, num_labels=1, **(model_init_kwargs or {}))
     except (OSError, ValueError) as error:
         hint = 'to import a function write "package.module:function"'

@@ -18,7 +18,6 @@ from transformers.trainer_utils import TrainOutput
 
 from hf_rlx.cards.files import replace_file
 from hf_rlx.models import critic, storage
-from hf_rlx.models.classifier import is_classifier
 from hf_rlx.models.dropout import disable_dropout
 from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.models.packing import split_by_tokens
@@ -28,7 +27,7 @@ from hf_rlx.models.sharding import takes_whole_tensors
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.persistence import random_states
 from hf_rlx.trainers import checkpointing, model_card, push
-from hf_rlx.trainers.checks import check_arguments, name_arguments
+from hf_rlx.trainers.checks import check_arguments, check_trainable, name_arguments
 from hf_rlx.trainers.config import BaseConfig
 from hf_rlx.trainers.fsdp import check_fsdp, fsdp_on, place
 from hf_rlx.trainers.health import GradientGuard, check_weights
@@ -122,7 +121,7 @@ class BaseTrainer(Trainer):
             disable_dropout(shared)
         critic.put_aside(shared)  # an earlier trainer's; who wants one says so
         self.prepare_roles(shared, args)
-        _check_trainable(shared, self.train_roles)
+        check_trainable(shared, self.train_roles)
         shared.tokenizer = processing_class
         self.metrics = {"train": MetricStore()}
         self.keeper = RunKeeper(self)
@@ -379,42 +378,12 @@ def _rows(features: Any) -> Any:
 
 
 def _tokenizer_of(model: Any, shared: SharedModel) -> PreTrainedTokenizerBase:
+    if shared.folder is not None and (shared.folder / "tokenizer_config.json").is_file():
+        return load_tokenizer(str(shared.folder))  # saved or pushed with the model
     name = str(model) if isinstance(model, str | os.PathLike) else shared.config.name_or_path
     if not name:
         raise ValueError("the model was made in memory: no name to find its tokenizer by; pass processing_class=")
     return load_tokenizer(name)
-
-
-def _check_trainable(shared: SharedModel, roles: Sequence[str]) -> None:
-    """Refuse a run in which nothing would change although loss and gradient norm look alive (trl#6700)."""
-    if shared.quantization_method is not None and not isinstance(shared.model, PeftModel):
-        raise ValueError("a quantised model needs an adapter to train; pass peft_config=LoraConfig(...)")
-    if POLICY not in roles:
-        idle = [role for role in roles if not shared.trainable_parameters(role)]
-        if idle:
-            raise ValueError(f"no parameter of the role {idle[0]!r} is trainable; add it anew with a peft_config")
-        return
-    if is_classifier(shared.causal_lm):
-        raise ValueError(
-            f"{type(shared.causal_lm).__name__} has no vocabulary head, so it is no policy; load it with "
-            "AutoModelForCausalLM, or train it with RewardTrainer"
-        )
-    if shared.trainable_parameters(POLICY):
-        outside = checkpointing.outside_adapter(shared)
-        if outside:
-            logger.warning(
-                "%d weights train that belong to no adapter, e.g. %s: checkpoints hold them, but save_model writes "
-                "the adapter only; name their modules in LoraConfig(modules_to_save=[...])",
-                len(outside),
-                next(iter(outside)),
-            )
-        return
-    if isinstance(shared.model, PeftModel):
-        raise ValueError(
-            f"no parameter is trainable: the adapter {shared.roles[POLICY].adapter!r} was loaded frozen; load it with "
-            "PeftModel.from_pretrained(..., is_trainable=True)"
-        )
-    raise ValueError("no parameter is trainable: set requires_grad on the model, or pass peft_config=LoraConfig(...)")
 
 
 __all__ = ["BaseTrainer", "as_shared_model", "pad_columns"]

@@ -5,16 +5,23 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import logging
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from peft import PeftConfig, PeftModel
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
+from hf_rlx.models.classifier import is_classifier
+from hf_rlx.models.roles import POLICY
 from hf_rlx.models.shared import SharedModel
+from hf_rlx.trainers import checkpointing
 from hf_rlx.trainers.config import BaseConfig
+
+logger = logging.getLogger(__name__)
 
 
 def check_arguments(
@@ -128,3 +135,39 @@ def _instead(trainer: Any, name: str, known: list[str]) -> str:
         return f"; it belongs to the configuration: args={written}({name}=...)"
     near = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean `{near[0]}`?" if near else ""
+
+
+def check_trainable(shared: SharedModel, roles: Sequence[str]) -> None:
+    """Refuse a run in which nothing would change although loss and gradient norm look alive (trl#6700).
+
+    Raises:
+        ValueError: no parameter of a role is trainable, or the model is none that could be a policy.
+    """
+    if shared.quantization_method is not None and not isinstance(shared.model, PeftModel):
+        raise ValueError("a quantised model needs an adapter to train; pass peft_config=LoraConfig(...)")
+    if POLICY not in roles:
+        idle = [role for role in roles if not shared.trainable_parameters(role)]
+        if idle:
+            raise ValueError(f"no parameter of the role {idle[0]!r} is trainable; add it anew with a peft_config")
+        return
+    if is_classifier(shared.causal_lm):
+        raise ValueError(
+            f"{type(shared.causal_lm).__name__} has no vocabulary head, so it is no policy; load it with "
+            "AutoModelForCausalLM, or train it with RewardTrainer"
+        )
+    if shared.trainable_parameters(POLICY):
+        outside = checkpointing.outside_adapter(shared)
+        if outside:
+            logger.warning(
+                "%d weights train that belong to no adapter, e.g. %s: checkpoints hold them, but save_model writes "
+                "the adapter only; name their modules in LoraConfig(modules_to_save=[...])",
+                len(outside),
+                next(iter(outside)),
+            )
+        return
+    if isinstance(shared.model, PeftModel):
+        raise ValueError(
+            f"no parameter is trainable: the adapter {shared.roles[POLICY].adapter!r} was loaded frozen; load it with "
+            "PeftModel.from_pretrained(..., is_trainable=True)"
+        )
+    raise ValueError("no parameter is trainable: set requires_grad on the model, or pass peft_config=LoraConfig(...)")

@@ -166,36 +166,8 @@ class DPOTrainer(PreferenceTrainer):
         )
 
     def pair_objective(self, pairs: Pairs) -> Objective:
-        """The weighted sum of the losses of `loss_type`, and what is logged of it."""
-        args = self.args
-        chosen, rejected = pairs.sums(ld_alpha=args.ld_alpha)
-        assert pairs.reference is not None
-        ref_chosen, ref_rejected = pairs.sums(pairs.reference, ld_alpha=args.ld_alpha)
-        m, n = (length.clamp(min=1) for length in pairs.lengths())
-        policy_and_reference = (chosen, rejected, ref_chosen, ref_rejected)
-        terms: list[tuple[Tensor, Tensor, float]] = []
-        for name, weight in args.weighted_losses():
-            if name == "sft":
-                nll = -pairs.means()[0]
-                terms.append((nll.mean(), nll.detach(), weight))
-                continue
-            if name == "sigmoid":
-                out = dpo_sigmoid(*policy_and_reference, args.beta, args.label_smoothing)
-            elif name == "sigmoid_norm":
-                per_token = (chosen / m, rejected / n, ref_chosen / m, ref_rejected / n)
-                out = dpo_sigmoid(*per_token, args.beta, args.label_smoothing)
-            elif name == "robust":
-                out = dpo_robust(*policy_and_reference, args.beta, args.label_smoothing)
-            elif name == "hinge":
-                out = dpo_hinge(*policy_and_reference, args.beta)
-            else:
-                out = ipo(*policy_and_reference, m, n, args.beta)
-            terms.append((out.loss, out.pair_loss, weight))
-        loss = torch.stack([weight * mean for mean, _, weight in terms]).sum()
-        pair_loss = torch.stack([weight * each for _, each, weight in terms]).sum(0)
-        rewards = (args.beta * (chosen - ref_chosen), args.beta * (rejected - ref_rejected))
-        more = {"nll_loss": -pairs.means()[0]} if any(name == "sft" for name, _ in args.weighted_losses()) else {}
-        return Objective(loss, pairs.table(pair_loss, *rewards, **more))
+        """See `dpo_objective`."""
+        return dpo_objective(self.args, pairs)
 
     def weight_of(self, row: RankedGroup) -> float:
         """Pairs of the row."""
@@ -209,4 +181,36 @@ class DPOTrainer(PreferenceTrainer):
         return {**super().run_facts(), **settings}
 
 
-__all__ = ["LOSSES", "DPOConfig", "DPOTrainer"]
+def dpo_objective(args: DPOConfig, pairs: Pairs) -> Objective:
+    """The weighted sum of the losses of `loss_type` over n pairs, and what is logged of it."""
+    chosen, rejected = pairs.sums(ld_alpha=args.ld_alpha)
+    assert pairs.reference is not None
+    ref_chosen, ref_rejected = pairs.sums(pairs.reference, ld_alpha=args.ld_alpha)
+    m, n = (length.clamp(min=1) for length in pairs.lengths())
+    policy_and_reference = (chosen, rejected, ref_chosen, ref_rejected)
+    terms: list[tuple[Tensor, Tensor, float]] = []
+    for name, weight in args.weighted_losses():
+        if name == "sft":
+            nll = -pairs.means()[0]
+            terms.append((nll.mean(), nll.detach(), weight))
+            continue
+        if name == "sigmoid":
+            out = dpo_sigmoid(*policy_and_reference, args.beta, args.label_smoothing)
+        elif name == "sigmoid_norm":
+            per_token = (chosen / m, rejected / n, ref_chosen / m, ref_rejected / n)
+            out = dpo_sigmoid(*per_token, args.beta, args.label_smoothing)
+        elif name == "robust":
+            out = dpo_robust(*policy_and_reference, args.beta, args.label_smoothing)
+        elif name == "hinge":
+            out = dpo_hinge(*policy_and_reference, args.beta)
+        else:
+            out = ipo(*policy_and_reference, m, n, args.beta)
+        terms.append((out.loss, out.pair_loss, weight))
+    loss = torch.stack([weight * mean for mean, _, weight in terms]).sum()
+    pair_loss = torch.stack([weight * each for _, each, weight in terms]).sum(0)
+    rewards = (args.beta * (chosen - ref_chosen), args.beta * (rejected - ref_rejected))
+    more = {"nll_loss": -pairs.means()[0]} if any(name == "sft" for name, _ in args.weighted_losses()) else {}
+    return Objective(loss, pairs.table(pair_loss, *rewards, **more))
+
+
+__all__ = ["LOSSES", "DPOConfig", "DPOTrainer", "dpo_objective"]

@@ -7,12 +7,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import gather_object
 
 from hf_rlx.data.formats import check_prompts, naming_rows
 from hf_rlx.functional import wilson_interval
 from hf_rlx.rollout.collect import Collected, collect, is_collective, mark_weights
-from hf_rlx.trainers.metrics import MetricStore
+from hf_rlx.trainers.metrics import MetricStore, gathered
 from hf_rlx.trainers.observe import record_lengths, record_rewards
 from hf_rlx.trainers.processes import together
 
@@ -26,8 +25,8 @@ def evaluate_rollouts(trainer: OnlineTrainer, eval_dataset: Any, prefix: str) ->
     One greedy completion a prompt by default. Sampling draws nothing from training's random state; a reward may.
 
     Returns:
-        `<prefix>_reward`, `<prefix>_rewards/<function>/mean`, lengths, and for every reward function that only
-        returned 0 and 1: `<prefix>_accuracy/<function>` with `_low` and `_high` (95 % Wilson interval) and `_n`.
+        `<prefix>_reward` with `_low` and `_high` (mean +- 1.96 standard errors over prompts) and `_n`, `<prefix>_rewards/<function>/mean`, lengths, and for every reward function that only returned 0
+        and 1: `<prefix>_accuracy/<function>` with `_low` and `_high` (95 % Wilson interval) and `_n`.
 
     Raises:
         ValueError: there is no evaluation dataset.
@@ -51,7 +50,7 @@ def evaluate_rollouts(trainer: OnlineTrainer, eval_dataset: Any, prefix: str) ->
         record_lengths(store, part.rollouts)
         trainer.tables.add(prefix, trainer.state.global_step, part.rollouts, part.scores)
     metrics = store.flush()
-    metrics |= _accuracies(collected, trainer)
+    metrics |= _accuracies(collected, trainer) | _mean_reward(collected)
     seconds = time.perf_counter() - start
     metrics |= {"runtime": seconds, "samples_per_second": len(dataset) / seconds}
     metrics = {f"{prefix}_{name}": value for name, value in metrics.items()}
@@ -100,8 +99,7 @@ def _accuracies(collected: list[Collected], trainer: OnlineTrainer) -> dict[str,
     """Share of right answers of every reward function that says right or wrong only, over all processes."""
     names = trainer.scorer.names
     local = torch.cat([part.scores.rewards for part in collected]) if collected else torch.zeros(0, len(names))
-    rows = gather_object([local.tolist()]) if trainer.args.world_size > 1 else [local.tolist()]
-    rewards = torch.tensor([row for part in rows for row in part]).reshape(-1, len(names))
+    rewards = torch.tensor(gathered(local.tolist())).reshape(-1, len(names))
     metrics: dict[str, float] = {}
     for index, name in enumerate(names):
         values = rewards[:, index][~torch.isnan(rewards[:, index])]
@@ -116,3 +114,17 @@ def _accuracies(collected: list[Collected], trainer: OnlineTrainer) -> dict[str,
             f"accuracy/{name}_n": float(total),
         }
     return metrics
+
+
+def _mean_reward(collected: list[Collected]) -> dict[str, float]:
+    """Interval of the mean total reward over the prompts of all processes; none for fewer than two scored prompts."""
+    totals = (rollout.total[~torch.isnan(rollout.total)] for part in collected for rollout in part.rollouts)
+    means = torch.tensor(gathered([float(total.mean()) for total in totals if total.numel()]), dtype=torch.float64)
+    if means.numel() < 2:
+        return {}
+    half = 1.96 * float(means.std()) / math.sqrt(means.numel())
+    return {
+        "reward_low": float(means.mean()) - half,
+        "reward_high": float(means.mean()) + half,
+        "reward_n": float(means.numel()),
+    }

@@ -67,7 +67,7 @@ from hf_rlx.rollout.scoring import RewardScorer
 from hf_rlx.trainers.alerts import Alerts
 from hf_rlx.trainers.base import BaseTrainer
 from hf_rlx.trainers.checks import check_arguments
-from hf_rlx.trainers.dpo import DPOTrainer
+from hf_rlx.trainers.dpo import dpo_objective
 from hf_rlx.trainers.evaluate import evaluate_rollouts
 from hf_rlx.trainers.iterative_config import IterativeDPOConfig
 from hf_rlx.trainers.pair_batches import PairBatch
@@ -202,7 +202,7 @@ class IterativeDPOTrainer(PreferenceTrainer):
 
     def pair_objective(self, pairs: Pairs) -> Objective:
         """DPO's."""
-        return DPOTrainer.pair_objective(cast("Any", self), pairs)  # it reads the configuration only
+        return dpo_objective(self.args, pairs)
 
     def pairs(self, model: nn.Module | None, rows: list[RankedGroup]) -> Pairs:
         """The pairs that the round made of each prompt's answers."""

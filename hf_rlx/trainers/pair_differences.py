@@ -78,7 +78,7 @@ PAIR_DIFFERENCES: dict[str, tuple[str, str, str, str]] = {
         "read for encoder-decoders only; decoders ignore it",
         "cuts answers, their EOS kept, in all trainers on pairs; so does max_prompt_length prompts",
         "a setting that changes nothing is a wrong result later",
-        _TRAINERS + "test_answers_are_cut_to_their_own_length",
+        "tests/trainers/test_dpo_settings.py::test_answers_are_cut_to_their_own_length",
     ),
     "ORPO: probability 1": (
         "the loss is NaN",

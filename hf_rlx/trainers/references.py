@@ -178,7 +178,7 @@ class ReferenceLogps:
         """What of the reference must be the same on resume."""
         args, shared = self._args, self.trainer.shared
         names = ("precompute_ref_log_probs", "sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps")
-        told = reference.kind(shared)
+        told = "moving" if args.sync_ref_model else reference.kind(shared)  # a move may change its kind
         if self.ref_model is not None and told == "model_copy":
             told = self._facts_of_model()["weights"]
         return {**{name: getattr(args, name) for name in names}, "reference": told}

@@ -1,8 +1,9 @@
 """One batch through TRL 1.16's DPOTrainer and through ours: the same model, rows, loss, gradient and metrics.
 
-In float64 the loss agrees to 1e-6 and gradients to 2e-6 of their size, where our log-probs are read in float32. In
-float32 gradients agree to 1e-5: the packed row and the padded batch add up in another order. SimPO and ORPO are held
-to TRL's experimental trainers while those exist.
+In float64 the loss agrees to 1e-6 and gradients to 2e-6 of their size: TRL's loss is float32 even then, and so are our
+log-probs and Llama's norms, while the two answers' gradients nearly cancel. In float32 gradients agree to 1e-5: the
+packed row and the padded batch add up in another order. SimPO and ORPO are held to TRL's experimental trainers while
+those exist.
 """
 
 from __future__ import annotations

@@ -37,6 +37,10 @@ def test_one_greedy_completion_a_prompt(tmp_path):
     assert "eval_accuracy/graded" not in metrics
     assert metrics["eval_rewards/graded/mean"] == 0.5
     assert metrics["eval_reward"] == pytest.approx(0.5 + 2 / 3)
+    # Totals 1.5, 0.5 and 1.5: variance 1/3 (n - 1), standard error 1/3.
+    assert metrics["eval_reward_low"] == pytest.approx(0.5 + 2 / 3 - 1.96 / 3)
+    assert metrics["eval_reward_high"] == pytest.approx(0.5 + 2 / 3 + 1.96 / 3)
+    assert metrics["eval_reward_n"] == 3
     assert metrics["eval_completions/mean_length"] > 0
     assert metrics["eval_samples_per_second"] > 0
 
@@ -117,7 +121,6 @@ def test_every_process_calls_a_collective_sampler_equally_often(tmp_path, monkey
     trainer.state.global_step = 7
     monkeypatch.setattr(type(trainer.args), "world_size", property(lambda self: 2))
     monkeypatch.setattr(type(trainer.args), "process_index", property(lambda self: rank))
-    monkeypatch.setattr("hf_rlx.trainers.evaluate.gather_object", lambda local: local)
     metrics = trainer.evaluate()
     assert trainer.sampler.calls == expected
     assert metrics["eval_reward"] > 0

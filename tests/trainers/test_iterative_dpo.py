@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset, load_dataset
+from transformers import TrainerState
 
 from hf_rlx.trainers.dpo import DPOConfig, DPOTrainer
 from hf_rlx.trainers.iterative_dpo import IterativeDPOConfig, IterativeDPOTrainer
@@ -465,8 +466,6 @@ def test_falling_chosen_answers_are_told_of_across_rounds(tmp_path, share, told,
     """Three rounds of two logs, against a reference that each round makes anew: changes 0, -2 in every round are 0,
     -2, -2, -4, -4, -6 since the start (mean -1.33, then -4.67), and the margins grow likewise. Against a fixed one
     they only go up and down: means -0.67 and -1.33."""
-    from transformers import TrainerState
-
     caplog.set_level(logging.WARNING)
     watch, state = RoundWatch("Do this.", share), TrainerState()
     state.is_world_process_zero = True
