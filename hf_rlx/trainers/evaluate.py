@@ -25,8 +25,9 @@ def evaluate_rollouts(trainer: OnlineTrainer, eval_dataset: Any, prefix: str) ->
     One greedy completion a prompt by default. Sampling draws nothing from training's random state; a reward may.
 
     Returns:
-        `<prefix>_reward` with `_low` and `_high` (mean +- 1.96 standard errors over prompts) and `_n`, `<prefix>_rewards/<function>/mean`, lengths, and for every reward function that only returned 0
-        and 1: `<prefix>_accuracy/<function>` with `_low` and `_high` (95 % Wilson interval) and `_n`.
+        `<prefix>_reward` with `_low` and `_high` (mean +- 1.96 standard errors over prompts) and `_n`,
+        `<prefix>_rewards/<function>/mean`, lengths, and for every reward function that only returned 0 and 1:
+        `<prefix>_accuracy/<function>` with `_low` and `_high` (95 % Wilson interval) and `_n`.
 
     Raises:
         ValueError: there is no evaluation dataset.
