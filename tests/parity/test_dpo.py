@@ -1,9 +1,9 @@
 """One batch through TRL 1.16's DPOTrainer and through ours: the same model, rows, loss, gradient and metrics.
 
-In float64 the loss agrees to 1e-6 and gradients to 2e-6 of their size: TRL's loss is float32 even then, and so are our
-log-probs and Llama's norms, while the two answers' gradients nearly cancel. In float32 gradients agree to 1e-5: the
-packed row and the padded batch add up in another order. SimPO and ORPO are held to TRL's experimental trainers while
-those exist.
+In float64 the loss and every entry of every gradient agree to 1e-6, gradients together to 2e-6 of their size: TRL's
+loss is float32 even then, and so are our log-probs and Llama's norms, while the two answers' gradients nearly cancel.
+In float32 gradients agree to 1e-5 of their size: the packed row and the padded batch add up in another order. SimPO
+and ORPO are held to TRL's experimental trainers while those exist.
 """
 
 from __future__ import annotations
@@ -125,6 +125,9 @@ def test_loss_gradient_and_metrics_are_trl_s(tmp_path, case, adapter, dtype):
     assert found == pytest.approx(expected, abs=1e-6)
     assert {grad.dtype for grad in our_grads.values()} == {dtype}
     assert relative_gap(our_grads, their_grads) < TOLERANCE[dtype]
+    if dtype == torch.float64:
+        for name, grad in their_grads.items():
+            torch.testing.assert_close(our_grads[name], grad, atol=1e-6, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
     names = [n for n in KEYS.split() if case != "ld_alpha" or not n.startswith("logps")]
     assert {n: metrics[n] for n in names} == pytest.approx({n: their_metrics[n] for n in names}, abs=1e-5)
 
