@@ -92,7 +92,7 @@ class Estimate:
     def phases(self) -> dict[str, int]:
         """Bytes in each phase, what is always there included."""
         always = sum(p.bytes for p in self.entries if p.phase == "always")
-        sums = {p.phase: always for p in self.entries if p.phase != "always"}
+        sums: dict[str, int] = {p.phase: always for p in self.entries if p.phase != "always"}
         for part in self.entries:
             if part.phase != "always":
                 sums[part.phase] += part.bytes
@@ -160,7 +160,8 @@ def estimate(
         raise ValueError("prompt_tokens and completion_tokens must be at least 1")
     if not isinstance(args, BaseConfig):
         module, _, name = ALGORITHMS[algorithm].partition(":")
-        args = getattr(importlib.import_module(module), name)(**{"output_dir": "unused", **(args or {})})
+        made: BaseConfig = getattr(importlib.import_module(module), name)(**{"output_dir": "unused", **(args or {})})
+        args = made
     loading: dict[str, Any] = dict(getattr(args, "model_init_kwargs", None) or {})
     config, there = config_of(model, trust_remote_code=args.trust_remote_code, **loading)
     peft_config = there if peft_config is None else peft_config

@@ -176,10 +176,19 @@ def telling(doing: str, token: str | bool | None = None, then: str = "Try again"
         shown = " ".join(mask_text(str(said)).split())
         for value in hidden:
             shown = shown.replace(value, "<HUB_TOKEN>")
-        texts = [str(link) for link in chain]
-        secret = any(mask_text(text) != text or any(value in text for value in hidden) for text in texts)
         what = f"{doing} failed: {type(said).__name__}: {shown}. {_next_step(said, status) or then}"
-        raise HubError(what) from (None if secret else error)
+        raise HubError(what) from shareable_cause(error, *hidden)
+
+
+def shareable_cause(error: BaseException, *secrets: str | None) -> BaseException | None:
+    """`error`, for `raise ... from`; None where it, or what it came from, shows a token or one of `secrets`."""
+    link: BaseException | None = error
+    while link is not None:
+        text = str(link)
+        if mask_text(text) != text or any(value in text for value in secrets if value):
+            return None
+        link = link.__cause__ or link.__context__
+    return error
 
 
 @cache
@@ -253,6 +262,7 @@ __all__ = [
     "one_line",
     "owned",
     "prepare",
+    "shareable_cause",
     "telling",
     "unreachable",
     "upload",

@@ -5,19 +5,22 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+import traceback
 
 import pytest
 import torch
 from datasets import Dataset
+from huggingface_hub import HfApi
 from rich.console import Console
 
 import hf_rlx
 from hf_rlx import GRPOConfig
 from hf_rlx.checkup import kind_of
 from hf_rlx.cli import main
+from hf_rlx.hub import HubError, telling
 from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.preflight import machine, packages
-from hf_rlx.preflight.hub import hub_findings
+from hf_rlx.preflight.hub import check_login, hub_findings
 from hf_rlx.preflight.machine import GIB, device_findings, disk_finding, precision_finding
 from hf_rlx.preflight.report import Finding, Report
 from hf_rlx.preflight.tokens import tokenizer_findings
@@ -204,6 +207,19 @@ def test_little_memory_is_noted(monkeypatch):
     assert lines()["memory"].verdict == "note"
     monkeypatch.setattr(machine, "available_memory", lambda: None)
     assert "memory" not in lines()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_cached_files_of_a_container_are_memory_to_take(monkeypatch, tmp_path, version):
+    """Of a limit of 1000 bytes 900 are taken, 700 of them by files that have been read: 800 are to be had."""
+    names = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}[version]
+    cache = "inactive_file" if version == 2 else "total_inactive_file"
+    for name, text in zip((*names, "memory.stat"), ("1000\n", "900\n", f"file 750\n{cache} 700\n"), strict=True):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(machine, "_CONTAINERS", tuple((tmp_path, *rest) for _, *rest in machine._CONTAINERS))
+    assert machine.available_memory() == 800
+    (tmp_path / "memory.stat").unlink()
+    assert machine.available_memory() == 100
 
 
 def test_the_folder_of_a_run(tmp_path, monkeypatch):
@@ -544,6 +560,42 @@ def test_permission_to_write(monkeypatch, answer, repo, told):
     assert findings[-1].verdict == ("ok" if told.startswith("logged") else "problem")
     assert bool(findings[-1].fix) == (findings[-1].verdict == "problem")
     assert "CANARY" not in str(findings)
+
+
+def refuses(headers):
+    """A header that cannot be sent, as the HTTP library tells it."""
+    raise ConnectionError(f"Illegal header value {headers!r}")
+
+
+@pytest.mark.parametrize("answer", ["as it is", "as its cause", "as its context"])
+def test_a_traceback_has_no_token(monkeypatch, answer):
+    """A token with a line's end, read from a file, cannot be sent, and the error shows it: so would its traceback."""
+    token = "hf_" + "CANARY" * 5 + "\n"
+
+    def asked(self, token=None, **_):
+        if answer == "as it is":
+            refuses(f"Bearer {token}")
+        try:
+            refuses(f"Bearer {token}")
+        except ConnectionError as error:
+            if answer == "as its cause":
+                raise ConnectionError("not sent") from error
+            raise ConnectionError("not sent")  # noqa: B904 - what is tried here
+
+    monkeypatch.setattr("huggingface_hub.HfApi.whoami", asked)
+    with pytest.raises(HubError, match="cannot be reached") as told:
+        check_login(token)
+    assert "CANARY" not in "".join(traceback.format_exception(told.value))
+    with pytest.raises(HubError, match="asking failed: ") as told, telling("asking", token):
+        HfApi().whoami(token=token)
+    assert "CANARY" not in "".join(traceback.format_exception(told.value))
+
+
+def test_a_cause_without_a_token_is_shown(monkeypatch):
+    whoami(monkeypatch, ConnectionError("no route"))
+    with pytest.raises(HubError) as told:
+        check_login("hf_" + "CANARY" * 5)
+    assert isinstance(told.value.__cause__, ConnectionError)
 
 
 def test_nobody_is_logged_in(monkeypatch):

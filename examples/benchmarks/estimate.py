@@ -5,7 +5,7 @@
     python examples/benchmarks/estimate.py              # three settings, one process each
     python examples/benchmarks/estimate.py --only dpo_lora
 
-SmolLM2-135M in float32, three optimizer steps of each: GRPO and DPO with LoRA (r=16, all linear layers), and GRPO on
+SmolLM2-135M in float32, two optimizer steps of each: GRPO and DPO with LoRA (r=16, all linear layers), and GRPO on
 all weights. Every setting runs in a process of its own; its peak of resident memory is read from the system after the
 model was loaded, as reading a GGUF file takes memory of its own.
 """
@@ -24,9 +24,9 @@ from hf_rlx import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SharedModel, 
 from hf_rlx.estimate import GIB, Estimate, estimate
 
 WORDS = ("river", "stone", "seven", "green", "window", "paper", "under", "light", "story", "table")
-PROMPT, COMPLETION = 192, 128  # tokens, at most
+PROMPT, COMPLETION = 192, 64  # tokens, at most
 COMMON: dict[str, Any] = {
-    "max_steps": 3,
+    "max_steps": 2,
     "use_cpu": True,
     "save_strategy": "no",
     "report_to": "none",
@@ -35,13 +35,17 @@ COMMON: dict[str, Any] = {
 }
 ONLINE: dict[str, Any] = {
     "num_generations": 8,
-    "per_device_train_batch_size": 16,
+    "per_device_train_batch_size": 8,
     "max_completion_length": COMPLETION,
     "learning_rate": 1e-6,
 }
 SETTINGS: dict[str, tuple[str, bool, dict[str, Any]]] = {  # algorithm, whether an adapter trains, fields
     "grpo_lora": ("grpo", True, ONLINE),
-    "dpo_lora": ("dpo", True, {"per_device_train_batch_size": 8, "max_length": PROMPT + COMPLETION}),
+    "dpo_lora": (
+        "dpo",
+        True,
+        {"per_device_train_batch_size": 2, "max_length": PROMPT + COMPLETION, "learning_rate": 1e-5},
+    ),
     "grpo_full": ("grpo", False, ONLINE),
 }
 
@@ -63,7 +67,7 @@ def rewards(completions: list[str], **_: Any) -> list[float]:
 
 
 def run(args: argparse.Namespace, folder: str) -> dict[str, Any]:
-    """Three steps of one setting, and the peak."""
+    """Two steps of one setting, and the peak."""
     algorithm, adapter, _ = SETTINGS[args.worker]
     config, tokenizer = configured(args.worker, folder), load_tokenizer("smollm2")
     prompts = [text(PROMPT - 2, seed) for seed in range(32)]

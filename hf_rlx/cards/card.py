@@ -273,4 +273,4 @@ def _fenced(text: Any, language: str = "text") -> str:
 
 
 def _conversation(messages: list[dict[str, Any]]) -> str:
-    return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
+    return "\n".join(f"{message['role']}: {message.get('content') or ''}" for message in messages)

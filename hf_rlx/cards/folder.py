@@ -58,6 +58,8 @@ def roles_of(folder: Path) -> dict[str, str]:
     found = {}
     for path in sorted(folder.glob(f"[!.]*/{_ROLE}")):
         role = _json(path)
+        if "own_adapter" not in role:  # a checkpoint of a stand-alone classifier
+            continue
         adapter = _adapter_line(path.parent) if role.get("own_adapter") else "the policy's adapter"
         head = " and a scalar head" if role.get("head") else ""
         found[path.parent.name] = f"`{path.parent.name}/`: {adapter}{head}{_reading(role.get('facts') or {})}"

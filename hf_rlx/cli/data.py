@@ -231,12 +231,12 @@ def _demonstrations(rows: Any) -> Any:
 
 def _table(path: Path, delimiter: str) -> list[dict[str, Any]]:
     """Rows of a CSV file: text, but for margins (numbers) and columns that are JSON lists throughout (messages)."""
-    csv.field_size_limit(sys.maxsize)  # long conversations are beyond the 128 KiB of the default
     with path.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
         if not reader.fieldnames:
             raise ValueError(f"{path} has no header line")
         rows = []
+        limit = csv.field_size_limit(sys.maxsize)  # long conversations are beyond the 128 KiB of the default
         try:
             for row in reader:
                 if None in row or None in row.values():
@@ -245,6 +245,8 @@ def _table(path: Path, delimiter: str) -> list[dict[str, Any]]:
                 rows.append(dict(row))
         except csv.Error as error:
             raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
+        finally:
+            csv.field_size_limit(limit)
     for column in reader.fieldnames:
         cells = [row[column] for row in rows]
         values = _numbers(cells, column, path) if column in _NUMBERS else _lists(cells)

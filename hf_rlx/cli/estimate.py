@@ -1,4 +1,4 @@
-"""`hf-rlx estimate`: the memory that a run takes, from its settings alone, and what to change where it does not fit."""
+"""`hf-rlx estimate`: the memory of a run, from its settings alone, and what to change where it does not fit."""
 
 from __future__ import annotations
 

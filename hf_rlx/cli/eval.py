@@ -102,6 +102,7 @@ def evaluate(options: dict[str, Any], beside: Path | None = None) -> dict[str, f
     if not specs:
         raise UsageError("--reward is missing: a verifier such as number or math, or module:function")
     functions = rewards.read_rewards(specs, beside)
+    trainer = None
     with _folder(options["completions"]) as folder:
         try:
             config = GRPOConfig(
@@ -120,6 +121,8 @@ def evaluate(options: dict[str, Any], beside: Path | None = None) -> dict[str, f
             trainer = GRPOTrainer(**_model(options, config, functions), args=config, eval_dataset=rows)
             metrics = trainer.evaluate()
         finally:
+            if trainer is not None:
+                trainer.scorer.close()
             rewards.close(functions)
     return {name.removeprefix("eval_"): value for name, value in metrics.items()}
 

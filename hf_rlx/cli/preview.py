@@ -120,7 +120,7 @@ def _ranked(row: RankedGroup, tokenizer: Any, names: tuple[str, ...]) -> str:
             ]
             place += 1
     if row.cut:
-        lines.append(f"{row.cut} tokens were cut: max_length")
+        lines.append(f"{row.cut} of prompt and answers lost tokens to max_length")
     return "\n".join(lines)
 
 

@@ -105,11 +105,13 @@ def run(args: argparse.Namespace, recipe: Recipe) -> int:
 
 
 def resume_line(command: str, words: Sequence[str]) -> str:
-    """The command line that goes on where this one stopped.
+    """The command line that goes on where this one stopped, without tokens: what is printed may be kept.
 
     Args:
         command: of `hf-rlx`. words: behind it.
     """
+    from hf_rlx.secrets import is_secret_name, mask_text
+
     kept: list[str] = []
     skip = False
     for word in words:
@@ -118,10 +120,11 @@ def resume_line(command: str, words: Sequence[str]) -> str:
             continue
         skip = False
         name = word.partition("=")[0].replace("_", "-")
-        if name in ("--resume", "--resume-from-checkpoint"):
+        secret = name.startswith("--") and is_secret_name(name[2:].replace("-", "_"))
+        if secret or name in ("--resume", "--resume-from-checkpoint"):
             skip = "=" not in word
             continue
-        kept.append(word)
+        kept.append(mask_text(word))
     return shlex.join(["hf-rlx", command, *kept, "--resume", "auto"])
 
 

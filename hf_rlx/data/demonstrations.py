@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_rlx.data.formats import check_container
 from hf_rlx.data.pair_checks import check_answer
-from hf_rlx.data.pair_encoding import RankedGroup, encode_answers
+from hf_rlx.data.pair_encoding import RankedGroup, encode_answers, template_arguments
 from hf_rlx.data.special_tokens import SpecialTokens
 from hf_rlx.types import Group
 
@@ -68,7 +68,8 @@ def encode_demonstration(
     """Tokenize one row: a group with one answer.
 
     Args:
-        row, index, tokenizer, max_length, chat_template_kwargs, special_tokens: as in `encode_preference`.
+        row: see the table at the head of this file; `tools` and `chat_template_kwargs` columns go to the template.
+        index, tokenizer, max_length, chat_template_kwargs, special_tokens: as in `encode_preference`.
 
     Raises:
         ValueError: names the row.
@@ -81,7 +82,7 @@ def encode_demonstration(
             [answer],
             tokenizer,
             max_length=max_length,
-            chat_template_kwargs={**(chat_template_kwargs or {}), **(row.get("chat_template_kwargs") or {})},
+            chat_template_kwargs=template_arguments(row, chat_template_kwargs),
             special_tokens=special_tokens,
         )
     except (ValueError, TypeError, TemplateError) as error:

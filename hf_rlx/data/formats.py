@@ -125,15 +125,18 @@ def problem_of(prompt: Any) -> str | None:
     for place, message in enumerate(prompt):
         if not isinstance(message, dict):
             return f"has a list of {type(message).__name__} as prompt, where message {place} should be a dictionary"
-        for key in ("role", "content"):
+        calls = bool(message.get("tool_calls"))  # such a message may be without content
+        for key in ("role",) if calls else ("role", "content"):
             if key not in message:
                 return f"has a message {place} without `{key}` (it has {sorted(map(str, message))})"
-        role, content = message["role"], message["content"]
+        role, content = message["role"], message.get("content")
         if not isinstance(role, str) or not role:
             return f"has the role {role!r} in message {place}"
         if isinstance(content, str):
             if half := _half_a_character(role + content):
                 return f"{half} in message {place}"
+            continue
+        if calls and content is None:
             continue
         if not isinstance(content, list) or not content:
             return f"has the content {content!r} in message {place}"
@@ -141,7 +144,7 @@ def problem_of(prompt: Any) -> str | None:
             return f'has parts in message {place} that are not all {{"type": "text", "text": ...}}'
         if half := _half_a_character("\n".join([role, *(part["text"] for part in content)])):
             return f"{half} in message {place}"
-    return None if _characters(prompt) else "has messages without any text"
+    return None if _characters(prompt) or prompt[-1].get("tool_calls") else "has messages without any text"
 
 
 def _half_a_character(text: str) -> str | None:
@@ -154,7 +157,7 @@ def _characters(prompt: str | list[dict[str, Any]]) -> int:
     """Characters of a well-formed prompt, all contents together."""
     if isinstance(prompt, str):
         return len(prompt)
-    contents = (message["content"] for message in prompt)
+    contents = (message.get("content") or "" for message in prompt)
     return sum(len(c) if isinstance(c, str) else sum(len(part["text"]) for part in c) for c in contents)
 
 

@@ -119,7 +119,7 @@ def check_options(strategy: str, margin: float, max_pairs: int | None = None) ->
         raise ValueError(f"strategy is one of {', '.join(get_args(Strategy))}, got {strategy!r}")
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 <= margin < math.inf:
         raise ValueError(f"margin must be a number of at least 0, got {margin!r}")
-    if max_pairs is not None and max_pairs < 1:
+    if max_pairs is not None and (not isinstance(max_pairs, int) or max_pairs < 1):
         raise ValueError(f"max_pairs must be at least 1, or None for all, got {max_pairs}")
 
 
@@ -193,7 +193,10 @@ def _entries(row: dict[str, Any], column: str, count: int | None) -> list[Any]:
 def is_empty(answer: Any) -> bool:
     """None, "", [] and messages that all say nothing: what a policy gives that ends at once."""
     if isinstance(answer, list):
-        return all(isinstance(message, dict) and message.get("content") in ("", None, []) for message in answer)
+        return all(
+            isinstance(message, dict) and message.get("content") in ("", None, []) and not message.get("tool_calls")
+            for message in answer
+        )
     return answer is None or answer == ""
 
 

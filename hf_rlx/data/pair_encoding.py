@@ -111,21 +111,18 @@ def encode_preference(
         check_row(row)
         if "chosen_ids" in row:
             given = [list(row["chosen_ids"]), list(row["rejected_ids"])]
-            foreign = [i for ids in given for i in ids if not 0 <= i < len(tokenizer)]
+            foreign = [i for ids in given for i in ids if not (hasattr(i, "__index__") and 0 <= i < len(tokenizer))]
             if foreign:
-                raise ValueError(f"has the token id {foreign[0]}, but the tokenizer has {len(tokenizer)} tokens")
+                raise ValueError(f"has the token id {foreign[0]!r}, but the tokenizer has {len(tokenizer)} tokens")
             encoded = _split(None, given)
             encoded = fit(encoded, max_length, tokenizer.bos_token_id)
         else:
-            tools = row.get("tools")
-            tools = json.loads(tools) if isinstance(tools, str) else tools
-            template = {**(chat_template_kwargs or {}), **(row.get("chat_template_kwargs") or {})}
             encoded = encode_answers(
                 row.get("prompt"),
                 list(row["responses"]) if "responses" in row else [row["chosen"], row["rejected"]],
                 tokenizer,
                 max_length=max_length,
-                chat_template_kwargs={**template, **({"tools": tools} if tools else {})},
+                chat_template_kwargs=template_arguments(row, chat_template_kwargs),
                 special_tokens=special_tokens,
             )
     except (ValueError, TypeError, TemplateError) as error:
@@ -139,6 +136,21 @@ def encode_preference(
         encoded.cut,
         encoded.neutralised,
     )
+
+
+def template_arguments(row: dict[str, Any], given: dict[str, Any] | None) -> dict[str, Any]:
+    """Arguments of the chat template: those that are given for all rows, and the row's own; `tools` may be JSON.
+
+    Raises:
+        ValueError: `tools` are no JSON; reads on from "row 3 ...".
+    """
+    tools = row.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"has `tools` that are no JSON ({error})") from error
+    return {**(given or {}), **(row.get("chat_template_kwargs") or {}), **({"tools": tools} if tools else {})}
 
 
 def encode_answers(
@@ -305,4 +317,5 @@ __all__ = [
     "encode_answers",
     "encode_preference",
     "fit",
+    "template_arguments",
 ]

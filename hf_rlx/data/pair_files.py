@@ -9,10 +9,15 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from datetime import date, time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-_TEXT = re.compile(r"(prompt|chosen|rejected|completion|response|answer|conversation|instruction)(_[ab01])?", re.I)
+_TEXT = re.compile(
+    r"(prompt|chosen|rejected|completion|response|prediction|answer|output|conversation|instruction|question)(_[ab01])?",
+    re.I,
+)
 _DATASET = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 FORMATS = (".jsonl", ".json", ".csv", ".parquet")
 
@@ -44,6 +49,15 @@ def read_rows(source: str | Path, split: str | None = None) -> list[dict[str, An
 
 
 def _read_file(path: Path) -> list[dict[str, Any]]:
+    try:
+        return _rows_of(path)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: no UTF-8 text (byte {error.start}: {error.reason})") from error
+    except RecursionError as error:
+        raise ValueError(f"{path}: lists or objects too deep inside one another") from error
+
+
+def _rows_of(path: Path) -> list[dict[str, Any]]:
     ending = path.suffix.lower()
     if ending == ".parquet":
         import pyarrow.parquet
@@ -188,9 +202,9 @@ def _write(rows: Sequence[dict[str, Any]], path: Path, ending: str) -> None:
         return
     with path.open("w", encoding="utf-8", newline="\n") as file:
         if ending == ".json":
-            json.dump(list(rows), file, ensure_ascii=False, indent=1)
+            json.dump(list(rows), file, ensure_ascii=False, indent=1, default=_plain)
         elif ending == ".jsonl":
-            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            file.writelines(json.dumps(row, ensure_ascii=False, default=_plain) + "\n" for row in rows)
         else:
             writer = csv.DictWriter(file, list(rows[0]))  # ends lines with CR LF, so that both are quoted in cells
             writer.writeheader()
@@ -198,7 +212,16 @@ def _write(rows: Sequence[dict[str, Any]], path: Path, ending: str) -> None:
 
 
 def _as_cell(value: Any) -> Any:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict | bool) else value
+    return json.dumps(value, ensure_ascii=False, default=_plain) if isinstance(value, list | dict | bool) else value
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no kind for: numbers and arrays of NumPy as theirs, dates and decimals as text."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, date | time | Decimal):
+        return str(value)
+    raise ValueError(f"a column holds a {type(value).__name__}, which JSON and CSV lack; write .parquet, or drop it")
 
 
 def even(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

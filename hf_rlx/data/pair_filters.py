@@ -254,7 +254,7 @@ def text_of(answer: Any) -> str:
     if isinstance(answer, str):
         return answer
     contents = [message.get("content") or "" for message in answer or []]
-    return "".join(c if isinstance(c, str) else "".join(part.get("text", "") for part in c) for c in contents)
+    return "".join(c if isinstance(c, str) else "".join(part.get("text") or "" for part in c) for c in contents)
 
 
 def pearson(first: Sequence[float], second: Sequence[float]) -> float:

@@ -15,7 +15,16 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
-from hf_rlx.data.pair_building import IDENTICAL, TIED, WITHIN, Pairs, answer_key, is_empty, score_of
+from hf_rlx.data.pair_building import (
+    IDENTICAL,
+    TIED,
+    WITHIN,
+    Pairs,
+    answer_key,
+    check_options,
+    is_empty,
+    score_of,
+)
 from hf_rlx.data.pair_checks import check_row
 from hf_rlx.data.pair_filters import answers_of, common_start, difference_of, text_of
 
@@ -278,8 +287,10 @@ def from_pairs(rows: Iterable[dict[str, Any]], margin: float = 0.0) -> Pairs:
         the chosen one.
 
     Raises:
-        ValueError: names the row: a column is missing, neither text nor messages; a margin above 0 without scores.
+        ValueError: a margin below 0; names the row: a column is missing, neither text nor messages; a margin above 0
+            without scores.
     """
+    check_options("all", margin)
     made = Pairs()
     for index, given in enumerate(rows):
         made.rows_in += 1

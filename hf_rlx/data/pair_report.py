@@ -91,7 +91,7 @@ class PairReport:
             for reason, found in step.left_out.items():
                 where = f" ({'row' if number == 0 else what}s {_some(found)})" if rows else ""
                 lines.append(f"  {len(found):,} left out: {reason}{where}")
-        if self.balance is not None:
+        if self.balance is not None and self.balance.pairs:
             lines += _balance_lines(self.balance, self.lists)
         for name, judged in self.agreement.items():
             lines += _agreement_lines(name, judged)
@@ -220,10 +220,12 @@ def prepare_pairs(
     for given, option, needed in ((standardise, "standardise", "ratings"), (by, "by", "outcomes")):
         if given and known != needed:
             raise ValueError(f"{option} is for {needed}, but the rows are {known}")
+    used = strategy or ("all" if known == "judge" else "best_worst")
+    if max_pairs is not None and (known == "pairs" or used != "all"):
+        raise ValueError('max_pairs is for the strategy "all", which makes several pairs of a prompt')
     made = _made(found, known, strategy, margin, max_pairs, standardise, by)
     report = PairReport(known, lists=strategy == "ranked", agreement=made.agreement)
-    way = "checked" if known == "pairs" else strategy or ("all" if known == "judge" else "best_worst")
-    _record(report, f"{way}, margin {margin:g}", made)
+    _record(report, f"{'checked' if known == 'pairs' else used}, margin {margin:g}", made)
     if dedupe is not None:
         made = deduplicate(made, dedupe, duplicates=duplicates, contradictions=contradictions)
         _record(report, f"repeats and contradictions, {dedupe} texts", made)

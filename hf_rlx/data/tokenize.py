@@ -22,11 +22,11 @@ class EncodedPrompt(NamedTuple):
 
 
 def is_conversational(prompt: Any) -> bool:
-    """Whether a prompt is a list of messages with `role` and `content`."""
+    """Whether a prompt is a list of messages with `role` and `content` (or `tool_calls`)."""
     return (
         isinstance(prompt, list)
         and len(prompt) > 0
-        and all(isinstance(m, dict) and "role" in m and "content" in m for m in prompt)
+        and all(isinstance(m, dict) and "role" in m and ("content" in m or "tool_calls" in m) for m in prompt)
     )
 
 

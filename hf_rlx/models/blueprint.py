@@ -22,6 +22,7 @@ from peft import PeftConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 from hf_rlx.models.fast_linear import MIN_ELEMENTS
 from hf_rlx.models.loading import HUB_OPTIONS, _resolve
@@ -144,6 +145,7 @@ def _cached(key: _Key) -> Blueprint:
                     parameter.data = parameter.data.to(key.torch_dtype)  # as autocast computes
     causal = model.get_base_model() if isinstance(model, PeftModel) else model
     linear = [m.weight for m in causal.modules() if type(m) is nn.Linear and id(m.weight) in base]
+    four_bit = [m.weight for m in causal.modules() if isinstance(m, nn.Linear | Conv1D) and id(m.weight) in base]
     below = [m.get_base_layer() for m in causal.modules() if isinstance(m, BaseTunerLayer)]
     adapted = [m.weight for m in below if type(m) is nn.Linear and not m.weight.requires_grad]
     vocabulary = {id(p) for p in head.parameters()} if head is not None else set()
@@ -153,7 +155,7 @@ def _cached(key: _Key) -> Blueprint:
     layers = int(text.num_hidden_layers)
     return Blueprint(
         weights=_numbers(base.values()),
-        matrices=_numbers(p for p in linear if id(p) not in vocabulary),
+        matrices=_numbers(p for p in four_bit if id(p) not in vocabulary),
         adapter=_numbers(p for p in every if id(p) not in base),
         trainable=_numbers(p for p in every if p.requires_grad),
         adapted=_numbers(p for p in adapted if p.numel() >= MIN_ELEMENTS),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, ModelCardData
 from peft import PeftConfig
 
 from hf_rlx.cards.facts import is_hub_id
@@ -99,7 +99,7 @@ def _base(folder: Path, name: str | None, revision: str | None) -> Any:
 
 
 def _card(folder: Path, title: str, base: str, dtype: str) -> ModelCard:
-    """The adapter's own card with a line on the merge, or a short one."""
+    """What it is and how it loads, with the metadata of the adapter's own card."""
     named = f"`{base}`" if is_hub_id(base) or base == TINY else f"`{Path(base).name}`"
     text = f"The policy adapter merged into {named}, saved in {dtype}. It loads as a plain `transformers` model."
     if (note := weights_note(base)) is not None:
@@ -108,20 +108,15 @@ def _card(folder: Path, title: str, base: str, dtype: str) -> ModelCard:
         "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         'model = AutoModelForCausalLM.from_pretrained(".")\ntokenizer = AutoTokenizer.from_pretrained(".")\n```'
     )
-    card = ModelCard(f"---\nlibrary_name: transformers\n---\n\n# {title}\n\n{text}\n\n{snippet}\n")
-    data = card.data
+    facts: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["hf_rlx"]}
     if is_hub_id(base):
-        data.base_model = base
-        data.base_model_relation = "finetune"
-    data.tags = ["hf_rlx", "merged"]
-    data.pipeline_tag = "text-generation"
+        facts |= {"base_model": base, "base_model_relation": "finetune"}
     if (folder / "README.md").is_file():
-        trained = ModelCard.load(folder / "README.md")
-        for name in ("license", "datasets", "language"):
-            if trained.data.get(name):
-                setattr(data, name, trained.data.get(name))
-        data.tags = list(dict.fromkeys([*(trained.data.tags or []), "merged"]))
-    return card
+        trained = ModelCard.load(folder / "README.md").data.to_dict()
+        facts |= {name: trained[name] for name in ("license", "datasets", "language", "tags") if trained.get(name)}
+    facts["tags"] = list(dict.fromkeys([*facts["tags"], "merged"]))
+    data = ModelCardData(**facts)
+    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n# {title}\n\n{text}\n\n{snippet}\n")
 
 
 __all__ = ["merge"]

@@ -1,7 +1,8 @@
 """The bytes of a run, phase by phase, from its sizes.
 
     always    Python, the base, adapters and heads, frozen copies, optimizer states, weights in oneDNN's layout
-    rollout   the key-value cache, the logits of a step, the sampler's copy of the weights (CPU)
+              and, where a CPU samples, the memory of the sampler's copy of them
+    rollout   the key-value cache, the logits of a step
     scoring   the widest layer of a forward without gradient, rows of the vocabulary matrix
     update    gradients, what one packed forward keeps for its backward, one layer's backward, vocabulary rows
 
@@ -126,8 +127,10 @@ def _always(run: Run, sizes: Blueprint) -> Iterator[Part]:
 def _rollout(run: Run, sizes: Blueprint) -> Iterator[Part]:
     if not run.samples:
         return
+    # Made for every rollout and dropped after it, but the allocator keeps the memory: tensors of an update rarely fit
+    # the gaps between what stays, and the peak of resident memory was measured as if the copies were still there.
     if run.cpu and run.weights == torch.float32 and not run.four_bit:
-        yield Part("sampler's weights in oneDNN's layout", sizes.linear * 4, "rollout")
+        yield Part("sampler's weights in oneDNN's layout", sizes.linear * 4, "always")
     longest, held = run.prompt + run.completion, run.prompt + 32
     while held < longest:  # as the cache's buffers grow
         held *= 2

@@ -177,8 +177,10 @@ def _has_card(repo_id: str, options: dict[str, Any]) -> bool:
     """Whether the repository is there and has a card, which a trainer may have written."""
     try:
         return api().file_exists(repo_id, "README.md", revision=options.get("revision"), token=options.get("token"))
-    except HfHubHTTPError:  # the upload, which comes next, tells what is wrong
-        return False
+    except Exception as error:
+        if not isinstance(error, HfHubHTTPError) and not unreachable(error):
+            raise
+        return False  # the upload, which comes next, tells what is wrong
 
 
 def warn_of_local_base(folder: Path) -> None:

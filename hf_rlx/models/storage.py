@@ -94,8 +94,17 @@ def _drop_stale(folder: Path, shared: SharedModel) -> None:
     if all(role.head != SCORE for role in shared.roles.values()):
         (folder / ROLE_FILE).unlink(missing_ok=True)
     for description in folder.glob(f"[!.]*/{ROLE_FILE}"):  # not what is staged
-        if description.parent.name not in shared.roles:
+        if description.parent.name not in shared.roles and _describes_role(description):
             shutil.rmtree(description.parent)
+
+
+def _describes_role(file: Path) -> bool:
+    """Whether a role was saved there: not what else has a file of that name, as checkpoints of classifiers do."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:  # nothing of ours, so that it is left alone
+        return False
+    return isinstance(found, dict) and "own_adapter" in found
 
 
 def _save_adapter(model: PeftModel, adapter: str, target: Path, state: dict[str, Tensor] | None) -> None:

@@ -27,7 +27,7 @@ def check_targets(model: Any, config: Any) -> None:
     if getattr(model, "peft_config", None) is not None and hasattr(model, "get_base_model"):
         model = model.get_base_model()
     targets = getattr(config, "target_modules", None)
-    if targets and targets != _SHORTHAND:
+    if targets and str(targets).lower() != _SHORTHAND:
         known = [name for name, _ in model.named_modules() if name]
         unknown = _unknown(targets, known)
         if unknown and (isinstance(targets, str) or len(unknown) == len(set(targets))):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hf_rlx.hub import HubError, one_line, xet_problem
+from hf_rlx.hub import HubError, one_line, shareable_cause, xet_problem
 from hf_rlx.preflight.report import Finding
 
 _LOGIN = (
@@ -41,24 +41,26 @@ def check_login(token: str | None = None) -> dict[str, Any]:
         raise HubError(
             "push_to_hub=True, but HF_HUB_OFFLINE is set, so nothing can be uploaded; unset it before Python starts, "
             "or train without push_to_hub and call trainer.push_to_hub() later"
-        ) from error
+        ) from shareable_cause(error, used)
     except HfHubHTTPError as error:
         status = error.response.status_code
         if status in (401, 403):
             told = one_line(str(error), used)
-            raise HubError(f"{constants.ENDPOINT} refuses the token ({status}: {told}); {_LOGIN}") from error
+            raise HubError(
+                f"{constants.ENDPOINT} refuses the token ({status}: {told}); {_LOGIN}"
+            ) from shareable_cause(error, used)
         if status not in (404, 429):  # no such question there, or asked too often: creating the repository tells
             raise HubError(
                 f"{constants.ENDPOINT} answers {status}: {one_line(str(error), used)}; try later, or train without "
                 "push_to_hub and call trainer.push_to_hub() at the end"
-            ) from error
+            ) from shareable_cause(error, used)
         return {}
     except Exception as error:
         why = one_line(f"{type(error).__name__}: {error}", used)
         raise HubError(
             f"{constants.ENDPOINT} cannot be reached ({why}); check the network and HF_ENDPOINT, or train without "
             "push_to_hub and call trainer.push_to_hub() later"
-        ) from error
+        ) from shareable_cause(error, used)
     if _reads_only(known):
         raise HubError(
             f"the token of {known.get('name')!r} may only read; {_WRITE.format(endpoint=constants.ENDPOINT)}"
@@ -99,7 +101,7 @@ def check_repository(repo: str, token: str | None = None) -> None:
         HfApi().auth_check(repo, token=token, write=True)
     except HfHubHTTPError as error:
         if error.response.status_code == 403:
-            raise refused(error, repo, token) from error
+            raise refused(error, repo, token) from shareable_cause(error, token)
     except TypeError:
         pass
     if (problem := xet_problem(repo, token)) is not None:
@@ -145,7 +147,7 @@ def _exists(repo: str, token: str | None) -> bool:
     except HfHubHTTPError as error:
         if error.response.status_code == 404:
             return False
-        raise refused(error, repo, token) from error
+        raise refused(error, repo, token) from shareable_cause(error, token)
 
 
 def _check_namespace(known: dict[str, Any], repo: str | None) -> None:

@@ -15,6 +15,11 @@ from hf_rlx.models.loading import mixed_precision_for
 from hf_rlx.preflight.report import Finding
 
 GIB = 1024**3
+# Control groups, version 2 and 1: limit, what is taken, and what of that is cached files, which are given back.
+_CONTAINERS = (
+    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 _LAUNCHED = ("LOCAL_RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION")  # set by launchers
 _PRECISIONS = {"bf16": "bfloat16 autocast", "fp16": "float16 autocast", "no": "float32"}
 
@@ -117,14 +122,20 @@ def available_memory() -> int | None:
                 found.append(int(line.split()[1]) * 1024)
     except OSError:  # not Linux
         return None
-    for most, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        limit, taken = _number(most), _number(used)
+    for folder, most, used, cache in _CONTAINERS:
+        limit, taken = _number(f"{folder}/{most}"), _number(f"{folder}/{used}")
         if limit is not None and taken is not None:
-            found.append(max(limit - taken, 0))
+            found.append(max(limit - taken + _counted(f"{folder}/memory.stat", cache), 0))
     return min(found, default=None)
+
+
+def _counted(file: str, name: str) -> int:
+    """The number behind a name in a file of such lines; 0 where it is not there."""
+    try:
+        lines = Path(file).read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)
 
 
 def _number(file: str) -> int | None:

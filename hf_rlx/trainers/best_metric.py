@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
+
+from hf_rlx.data.pair_encoding import RankedGroup
+from hf_rlx.data.steps import StepGroup
 
 if TYPE_CHECKING:
     from hf_rlx.trainers.preference import PreferenceTrainer
@@ -22,9 +26,16 @@ def check_best_metric(trainer: PreferenceTrainer) -> None:
         if name and not metric.removeprefix("eval_").startswith(f"{name}_"):
             continue  # another dataset's metric decides
         rows = (row for index in range(len(dataset)) for row in trainer.encode([(index, dataset[index])]))
-        if not any(trainer.weight_of(row) for row in rows):
+        if not any(_judged(trainer, row) for row in rows):
             raise ValueError(
                 f"metric_for_best_model={metric!r} has nothing to choose by: no row of eval_dataset"
                 f"{f' {name!r}' if name else ''} can be judged (identical answers, ties, no labelled step); give "
                 "other rows, or leave metric_for_best_model and load_best_model_at_end out"
             )
+
+
+def _judged(trainer: PreferenceTrainer, row: RankedGroup) -> bool:
+    """Whether evaluation counts a row: of steps all that have a label, also where training takes the last one only."""
+    if isinstance(row, StepGroup):
+        return any(not math.isnan(label) for label in row.labels[: len(row.ends)])
+    return trainer.weight_of(row) > 0

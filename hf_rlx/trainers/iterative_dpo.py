@@ -367,13 +367,15 @@ class IterativeDPOTrainer(PreferenceTrainer):
 def _settle_steps(args: IterativeDPOConfig, steps: int) -> None:
     """A reference that moves does so at the end of every round."""
     default = IterativeDPOConfig.__dataclass_fields__["ref_model_sync_steps"].default
-    if args.ref_model_sync_steps not in (default, steps):
+    settled = vars(args).get("_settled_steps")  # by a trainer on other data that had this configuration before
+    if args.ref_model_sync_steps not in (default, steps, settled):
         raise ValueError(
             f"ref_model_sync_steps={args.ref_model_sync_steps} has no part here: the reference moves at the end of a "
             f"round, which has {steps} steps; leave it out"
         )
     if args.sync_ref_model:
         args.ref_model_sync_steps = steps
+        vars(args)["_settled_steps"] = steps
 
 
 __all__ = ["IterativeDPOConfig", "IterativeDPOTrainer"]

@@ -95,6 +95,19 @@ class IndexedRows(Dataset[tuple[int, Any]]):
         return index, self.rows[index]
 
 
+def check_known(row: RankedGroup, model: Any) -> None:
+    """Refuse token ids that `model`, a `SharedModel`, does not embed; the message reads on from "row 3 ..."."""
+    embeddings: Any = model.causal_lm.get_input_embeddings()
+    # Adapters on the embedding wrap it.
+    size = getattr(embeddings, "get_base_layer", lambda: embeddings)().weight.shape[0]
+    largest = int(torch.cat([ids for group in row.groups for ids in (group.prompt_ids, *group.response_ids)]).max())
+    if largest >= size:
+        raise ValueError(
+            f"has the token id {largest}, but the model embeds {size} tokens only; its tokenizer is larger than the "
+            "model: model.resize_token_embeddings(len(tokenizer))"
+        )
+
+
 @dataclass
 class PairBatch:
     """What one micro-step trains on.

@@ -34,7 +34,7 @@ from hf_rlx.trainers.config import BaseConfig
 from hf_rlx.trainers.health import loss_fault
 from hf_rlx.trainers.memory import Halving
 from hf_rlx.trainers.metrics import gathered
-from hf_rlx.trainers.pair_batches import PairBatch, pair_loader, shortened
+from hf_rlx.trainers.pair_batches import PairBatch, check_known, pair_loader, shortened
 from hf_rlx.trainers.pair_config import PairConfig
 from hf_rlx.trainers.pair_logps import (
     Objective,
@@ -270,6 +270,7 @@ class PreferenceTrainer(BaseTrainer):
                 most = (self.args.max_prompt_length, self.args.max_completion_length)
                 group = shortened(group, *most, self.tokenizer.bos_token_id)
             try:
+                check_known(group, self.shared)
                 self.check_row(group)
             except ValueError as error:
                 raise ValueError(f"row {index} {error}") from error

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub.errors import HfHubHTTPError
 
 from hf_rlx.data.formats import PromptError, check_prompts
+from hf_rlx.hub import shareable_cause
 from hf_rlx.preflight import hub
 from hf_rlx.preflight.machine import gpus_without_launcher
 from hf_rlx.preflight.packages import optimizer_clash, torchao_clash
@@ -144,7 +145,7 @@ def ready_to_push(trainer: BaseTrainer, token: str | None) -> Iterator[None]:
         yield
     except HfHubHTTPError as error:
         repo = args.hub_model_id or Path(str(args.output_dir)).absolute().name
-        raise hub.refused(error, repo, used) from error
+        raise hub.refused(error, repo, used) from shareable_cause(error, used)
     hub.check_repository(str(trainer.hub_model_id), used)
 
 

@@ -120,19 +120,20 @@ def bubblewrap_files(layout: Layout) -> list[str]:
     """The arguments that put a layout's files into a box, from what the host's links say now.
 
     A mount costs a box about a sixth of a millisecond: what lies in another mount gets none, and a link to it is one.
+    A link inside of a mount comes with it, and only what it leads to may be missing.
     """
     real = {path: os.path.realpath(path) for path in layout.read}
     plain = {path for path in layout.read if real[path] == path}
     command: list[str] = []
-    for path in sorted(layout.read):  # a folder before what lies in it
-        if path in plain and _within(path, plain - {path}):
-            continue
-        if os.path.islink(path) and os.path.isdir(path):
-            command += ["--symlink", os.readlink(path), path]
-        elif path not in plain and (real[path] in plain or _within(real[path], plain)):
-            command += ["--symlink", real[path], path]
+    for path in sorted(real):  # a folder before what lies in it
+        target = real[path]
+        there = target in plain - {path} or _within(target, plain)
+        if _within(path, real.keys() - {path}):
+            command += [] if there else ["--ro-bind", target, target]
+        elif there:
+            command += ["--symlink", target, path]
         else:
-            command += ["--ro-bind", real[path], path]
+            command += ["--ro-bind", target, path]
     return command
 
 

@@ -15,6 +15,7 @@ from peft import AutoPeftModelForCausalLM
 
 from hf_rlx import SharedModel
 from hf_rlx.cli import main
+from hf_rlx.cli.training import resume_line
 from hf_rlx.persistence.folders import checkpoints
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,6 +165,8 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path, monkeypatc
     assert prompt.startswith("7 tokens, not in the loss")
     assert chosen.startswith("4 tokens, in the loss:\n  1|1|2|")
     assert "rejected, 4 tokens, in the loss:\n  1|2|2|" in chosen
+    assert main(["dpo", "--config", str(CONFIGS / "dpo.yaml"), "--max-length", "6", "--dry-run"]) == 0
+    assert "3 of prompt and answers lost tokens to max_length" in capsys.readouterr().out  # 7 and 4 twice to 3 and 3
     assert main(["grpo", "--config", str(CONFIGS / "grpo.yaml"), "--dry-run", "--verbose"]) == 0
     out = capsys.readouterr().out
     assert "then 8 answers of up to 8 tokens are sampled" in out
@@ -230,6 +233,21 @@ def test_sigterm_saves_and_says_how_to_go_on(tmp_path, capsys):
 
 
 @pytest.mark.timeout(300)
+def test_the_line_that_goes_on_has_no_token():
+    token = "hf_" + "a" * 34
+    words = [
+        "--hub_token",
+        token,
+        "--model",
+        "tiny",
+        f"--hub-token={token}",
+        "--dataset",
+        f"https://me:{token}@x.example/y",
+    ]
+    line = resume_line("grpo", [*words, "--resume", "auto", "--seed", "1"])
+    assert line == "hf-rlx grpo --model tiny --dataset 'https://me:<HUB_TOKEN>@x.example/y' --seed 1 --resume auto"
+
+
 def test_ctrl_c_ends_the_command_with_130(tmp_path):
     """As a user starts it."""
     words = signalling(tmp_path, "SIGINT")

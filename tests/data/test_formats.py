@@ -72,10 +72,16 @@ def said(*contents):
     return [{"role": "user", "content": content} for content in contents]
 
 
+CALLS = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+
+
 def test_good_conversations_pass():
     check_prompts([{"prompt": said("a")}, {"prompt": said("", "b")}], "train_dataset")
     check_prompts([{"prompt": said([{"type": "text", "text": "a"}])}], "train_dataset")
     check_prompts(Dataset.from_list([{"prompt": [{"role": "system", "content": "s"}, *said("a")]}]), "train_dataset")
+    called = [{"role": "assistant", "tool_calls": CALLS}, {"role": "tool", "name": "f", "content": "5"}]
+    check_prompts([{"prompt": [*said("a"), *called]}], "train_dataset")
+    check_prompts(Dataset.from_list([{"prompt": [*said("a"), *called]}]), "train_dataset")
 
 
 @pytest.mark.parametrize(
@@ -88,6 +94,7 @@ def test_good_conversations_pass():
         ([{"content": "a"}], r"row 1 has a message 0 without `role` \(it has \['content'\]\)"),
         ([{"role": "user", "value": "a"}], r"row 1 has a message 0 without `content` \(it has \['role', 'value'\]\)"),
         (said("a", None), "row 1 has the content None in message 1"),
+        ([*said("a"), {"role": "assistant", "content": None, "tool_calls": []}], "row 1 has the content None"),
         (said([]), r"row 1 has the content \[\] in message 0"),
         (said([{"type": "image"}]), "row 1 has parts in message 0 that are not all"),
         ([{"role": None, "content": "a"}], "row 1 has the role None in message 0"),

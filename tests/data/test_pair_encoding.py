@@ -15,6 +15,7 @@ from hf_rlx.models.loading import load_tokenizer
 from tests.tiny import word_tokenizer
 
 BOS, EOS, A, B, C, D = 1, 2, 69, 70, 71, 72
+NO_TEXT = {"content": None}
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +105,9 @@ def test_the_margin_is_kept(tokenizer):
 def test_tokenized_rows(tokenizer):
     found = encoded({"chosen_ids": [BOS, A, B, EOS], "rejected_ids": [BOS, A, C, EOS]}, tokenizer)
     assert found == ([BOS, A], [[B, EOS], [C, EOS]])
+    for odd in (1.5, "1", -1):
+        with pytest.raises(ValueError, match=f"row 0 has the token id {odd!r}"):
+            encode_preference({"chosen_ids": [BOS, odd], "rejected_ids": [BOS]}, 0, tokenizer)
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -149,6 +153,20 @@ def test_template_arguments_and_tools_reach_the_template():
     assert encoded(row, tokenizer, chat_template_kwargs={"sign": "c"}) == ([C, D, A], [[B], [C]])
     row["chat_template_kwargs"] = {"sign": "a"}
     assert encoded(row, tokenizer, chat_template_kwargs={"sign": "c"})[0] == [A, D, A]
+
+
+def test_an_answer_that_calls_a_tool_needs_no_content():
+    tokenizer = load_tokenizer("tiny")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['content'] or m['tool_calls'][0]['function']['name'] }}{% endfor %}"
+    )
+    calls = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "d"}}]}
+    rows = [{"prompt": says("a"), "chosen": [calls | more], "rejected": says("", "c")[1:]} for more in ({}, NO_TEXT)]
+    check_preferences(rows, "train_dataset")
+    assert [encoded(row, tokenizer) for row in rows] == [([A], [[D], [C]])] * 2
+    assert encoded({"chosen": [*says("a"), calls], "rejected": says("a", "c")}, tokenizer) == ([A], [[D], [C]])
+    with pytest.raises(ValueError, match="row 0 has `tools` that are no JSON"):
+        encode_preference(rows[0] | {"tools": "{"}, 0, tokenizer)
 
 
 def test_special_tokens_inside_messages_are_text(tokenizer):

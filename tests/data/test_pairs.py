@@ -165,6 +165,7 @@ def test_a_bad_row_is_named(bad, message):
         ({"margin": -0.1}, "margin must be a number of at least 0"),
         ({"margin": math.nan}, "margin must be a number of at least 0"),
         ({"max_pairs": 0}, "max_pairs must be at least 1"),
+        ({"max_pairs": 1.5}, "max_pairs must be at least 1"),
     ],
 )
 def test_bad_options_are_refused(options, message):

@@ -133,6 +133,13 @@ def test_scores_correlate_with_length():
     assert found.spearman == pytest.approx(0.8)
 
 
+def test_parts_of_messages_without_text_count_as_nothing():
+    """As `datasets` fills them in: three characters against one."""
+    parts = [{"type": "image", "text": None}, {"type": "text", "text": "abc"}]
+    row = {"prompt": "q", "chosen": [{"role": "assistant", "content": parts}]}
+    assert length_balance([row | {"rejected": [{"role": "assistant", "content": "a"}]}]).mean_difference == 2
+
+
 def test_lists_count_as_their_pairs_and_implicit_prompts_do_not_count():
     """c over a over b, lengths 1, 2, 3: (c, a) 1 - 2, (c, b) 1 - 3, (a, b) 2 - 3."""
     ranked = {"prompt": "q", "responses": ["aa", "bbb", "c"], "ranks": [2, 3, 1]}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import datetime
+from decimal import Decimal
 
+import numpy as np
 import pytest
 from datasets import Dataset, load_dataset
 
@@ -187,6 +190,9 @@ def test_a_bad_pair_is_named(row, message):
 def test_a_margin_of_pairs_needs_scores():
     with pytest.raises(ValueError, match="row 0 has no scores to hold against the margin"):
         from_pairs([{"prompt": "q", "chosen": "a", "rejected": "b"}], 0.5)
+    row = {"prompt": "q", "chosen": "a", "rejected": "b", "score_chosen": 1.0, "score_rejected": 1.5}
+    with pytest.raises(ValueError, match="margin must be a number of at least 0, got -1"):  # 1.0 - 1.5 is above it
+        from_pairs([row], -1.0)
 
 
 # --- UltraFeedback ---------------------------------------------------------------------------------------------------
@@ -276,6 +282,23 @@ def test_columns_are_made_even(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("column", ["prediction", "output", "completion", "question"])
+def test_texts_of_a_table_stay_texts(tmp_path, column):
+    """An answer 42 is no number."""
+    (tmp_path / "x.csv").write_text(f"prompt,{column},label\n1,42,true\n", encoding="utf-8")
+    assert read_rows(tmp_path / "x.csv") == [{"prompt": "1", column: "42", "label": True}]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv"])
+def test_values_that_json_lacks(tmp_path, ending):
+    """Of NumPy they become Python's, dates and decimals text; bytes have no place there."""
+    odd = {"n": [np.float32(0.5)], "when": [datetime(2026, 1, 2)], "sum": {"of": Decimal("1.50")}}
+    path = write_rows([{"chosen": "a", **odd}], tmp_path / f"x.{ending}")
+    assert read_rows(path) == [{"chosen": "a", "n": [0.5], "when": ["2026-01-02 00:00:00"], "sum": {"of": "1.50"}}]
+    with pytest.raises(ValueError, match="a column holds a bytes, which JSON and CSV lack"):
+        write_rows([{"chosen": "a", "n": [b"b"]}], path)
+
+
 def test_folders_of_datasets_are_read(tmp_path):
     Dataset.from_list(TEXT).save_to_disk(str(tmp_path / "saved"))
     assert read_rows(tmp_path / "saved") == TEXT
@@ -304,11 +327,14 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
         ("x.parquet", "text", "x.parquet: no parquet file"),
         ("x.txt", "text", "x.txt ends with '.txt'; files end with .jsonl, .json, .csv, .parquet"),
         ("x.jsonl", "\n", "x.jsonl has no rows"),
+        ("x.jsonl", b'{"a": "\xff"}', "x.jsonl: no UTF-8 text"),
+        ("x.csv", b"a\n\xff\n", "x.csv: no UTF-8 text"),
+        ("x.json", "[" * 100_000, "x.json: lists or objects too deep"),
     ],
 )
 def test_bad_files_are_refused(tmp_path, name, content, message):
     path = tmp_path / name
-    path.write_text(content, encoding="utf-8")
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
         read_rows(path)
 

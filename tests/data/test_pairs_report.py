@@ -132,3 +132,10 @@ def test_options_that_do_not_fit_are_refused(options, message):
 def test_no_rows_are_refused():
     with pytest.raises(ValueError, match="there are no rows"):
         prepare_pairs([])
+
+
+def test_no_pairs_have_no_lengths():
+    """All rows left out: nothing is said of a mean over none."""
+    made, report = prepare_pairs([{"prompt": "q", "chosen": "a", "rejected": "a"}])
+    assert made == []
+    assert report.text() == "1 row (pairs) -> 0 pairs\nchecked, margin 0: 1 -> 0\n  1 left out: identical responses"

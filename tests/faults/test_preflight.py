@@ -444,7 +444,7 @@ def test_lora_targets_of_which_some_are_wrong(tmp_path, caplog):
     assert "target_modules: the model has no module 'query_key_value'" in caplog.text
     assert "modules_to_save: the model has no module 'lm_hed' (did you mean 'lm_head'?)" in caplog.text
     caplog.clear()
-    for targets in (["q_proj"], ["self_attn.v_proj"], r".*layers\.0\..*_proj", "all-linear"):
+    for targets in (["q_proj"], ["self_attn.v_proj"], r".*layers\.0\..*_proj", "all-linear", "All-Linear"):
         SharedModel.build(tiny_llama(), lora(target_modules=targets, modules_to_save=["lm_head"]))
     assert "has no module" not in caplog.text
 

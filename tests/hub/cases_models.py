@@ -297,6 +297,23 @@ def test_a_server_that_repeats_the_token(hub):
     assert WRITER not in "".join(traceback.format_exception(caught.value))
 
 
+def test_a_push_without_a_connection_is_told(hub, monkeypatch):
+    """The first question is whether there is a card to keep: where it fails, the upload tells why."""
+
+    class TransportError(Exception):  # as the HTTP library of the client calls it
+        pass
+
+    shared = SharedModel.from_pretrained(base(hub), peft_config=lora())
+
+    def unplugged(*_, **__):
+        raise TransportError("Connection refused")
+
+    for name in ("file_exists", "create_repo"):
+        monkeypatch.setattr(HfApi, name, unplugged)
+    with pytest.raises(HubError, match=r"pushing the model to me/away failed: TransportError: .*Push once more"):
+        shared.push_to_hub("me/away")
+
+
 def test_another_name_is_refused(hub):
     with pytest.raises(HubError, match="the name has another owner"):
         SharedModel.from_pretrained(base(hub), peft_config=lora()).push_to_hub("others/model")

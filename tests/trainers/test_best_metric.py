@@ -58,6 +58,15 @@ def test_one_pair_among_many_is_enough(tmp_path):
     assert trainer.state.best_model_checkpoint is not None
 
 
+def test_evaluation_judges_steps_that_training_leaves_out(tmp_path):
+    """The last label is not known, so nothing here could be trained on; evaluation reads the two before it."""
+    rows = Dataset.from_list([{"prompt": "1=", "completions": ["a", "b", "c"], "labels": [True, False, None]}])
+    trainer = make("prm", tmp_path, rows, train_on_last_step_only=True)
+    trainer.train()
+    assert trainer.state.log_history[-2]["eval_n_steps"] == 2
+    assert trainer.state.best_model_checkpoint is not None
+
+
 def test_nobody_chooses_nobody_asks(tmp_path):
     """Without the metric, and without evaluation."""
     make("reward", tmp_path, SAME, metric_for_best_model=None, save_strategy="no").train()

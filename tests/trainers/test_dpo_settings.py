@@ -161,6 +161,14 @@ def test_a_tokenizer_without_bos_has_whole_numbers_only(tmp_path):
     assert [ids.tolist() for ids in group.response_ids] == [[11, 2], [12, 2]]
 
 
+def test_a_tokenizer_larger_than_the_model_is_named(tmp_path):
+    """Instead of an index error in torch, which on a GPU ends the process."""
+    rows = [{"prompt": "t10 ", "chosen": "t11", "rejected": word} for word in ("t12", "t64")]
+    dpo = trainer(config(tmp_path), causal_lm("llama"), rows, processing_class=word_tokenizer(65))
+    with pytest.raises(ValueError, match="row 1 has the token id 64, but the model embeds 64 tokens only"):
+        dpo.train()
+
+
 # --- what TRL's scripts pass -----------------------------------------------------------------------------------------
 
 

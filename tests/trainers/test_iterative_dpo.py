@@ -72,6 +72,17 @@ def test_rounds_go_through_the_data():
     assert shuffled != [i for r in range(5) for i in plan.indices(r, 5, 8, True)]
 
 
+def test_one_configuration_serves_trainers_on_other_data(tmp_path):
+    """A moving reference moves at the end of a round, whose steps follow from the data: of 16 prompts four, of 8 two.
+    A number of the user's own is refused whenever it comes."""
+    args = config(tmp_path, prompts_per_round=None, reference="previous")
+    assert trainer(args).args.ref_model_sync_steps == 4
+    assert trainer(args, train_dataset=rows(8)).args.ref_model_sync_steps == 2
+    args.ref_model_sync_steps = 3
+    with pytest.raises(ValueError, match="ref_model_sync_steps=3 has no part here"):
+        trainer(args)
+
+
 def numbered(count):
     return [RoundRow((Group.from_lists([1], [[A], [B]]),), (0.0, 0.0), row=i, pairs=((0, 1),)) for i in range(count)]
 

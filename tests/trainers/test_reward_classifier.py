@@ -216,6 +216,32 @@ def test_facts_of_a_classifier_are_saved_beside_it(tmp_path):
     assert SharedModel.from_pretrained(tmp_path / "saved").roles["reward"].facts == facts
 
 
+def test_saving_leaves_the_checkpoints_of_a_classifier_beside_it(tmp_path):
+    """A checkpoint has its `role.json` at its root, as far below the run's folder as a role's: it is none, neither to
+    be cleared away nor to stand in the card; a role that is gone is."""
+    fields = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    rewards = trainer(reward_config(tmp_path, **fields), classifier())
+    rewards.train()
+    (tmp_path / "critic").mkdir()
+    (tmp_path / "critic" / "role.json").write_text('{"own_adapter": false, "head": true}')
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "role.json").write_text('["somebody else\'s"]')
+    rewards.save_model()
+    assert (tmp_path / "notes" / "role.json").is_file()
+    assert sorted(path.parent.name for path in tmp_path.glob("*/model.safetensors")) == [
+        "checkpoint-1",
+        "checkpoint-2",
+    ]
+    assert not (tmp_path / "critic").exists()
+    assert "## Roles" not in (tmp_path / "README.md").read_text()
+    (tmp_path / "notes" / "role.json").write_text("no JSON")
+    rewards.shared.save_pretrained(tmp_path)
+    assert (tmp_path / "notes" / "role.json").is_file()
+    again = trainer(reward_config(tmp_path, **fields), classifier())
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert again.state.global_step == 2
+
+
 def test_the_config_of_a_family_without_classifier_is_refused():
     with pytest.raises(ValueError, match="has no sequence classifier in transformers"):
         from_causal_lm(causal_lm("granite") if config("granite") else None)

@@ -52,6 +52,14 @@ def step_gradient(tmp_path, **fields):
     return result.training_loss, found
 
 
+def test_tools_reach_the_template():
+    tokenizer = load_tokenizer("tiny")
+    tokenizer.chat_template = "{{ tools[0]['name'] }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    (group,) = encode_demonstration({"messages": turns, "tools": '[{"name": "d"}]'}, 0, tokenizer).groups
+    assert tokenizer.decode(group.prompt_ids) == "da"
+
+
 # --- the loss --------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -453,3 +454,27 @@ def test_a_link_into_a_mount_is_no_mount_of_its_own(tmp_path):
         *("--ro-bind", str(outside), str(away)),
         *("--ro-bind", str(folder), str(folder)),
     ]
+
+
+def test_links_inside_of_a_mount_come_with_it(tmp_path):
+    """They lie there already, so none is made; what one leads to and is not in the box gets a mount at its own place.
+    A link to a folder elsewhere is that folder, under the link's name."""
+    folder, outside = tmp_path / "lib", tmp_path / "other"
+    for place in (folder / "inner", outside):
+        place.mkdir(parents=True)
+        (place / "a").write_text("found")
+    links = {"file": "inner/a", "folder": "inner", "away": "../other"}
+    for name, target in links.items():
+        (folder / name).symlink_to(target)
+    (tmp_path / "other_lib").symlink_to(outside)
+    read = tuple(map(str, (folder, *(folder / name for name in links), tmp_path / "other_lib")))
+    assert bubblewrap_files(Layout("/usr/bin/python3", read)) == [
+        *("--ro-bind", str(folder), str(folder)),
+        *("--ro-bind", str(outside), str(outside)),
+        *("--ro-bind", str(outside), str(tmp_path / "other_lib")),
+    ]
+    box = have("strong", packages=(), read=list(read))
+    with contextlib.closing(box):
+        places = [folder / "file", folder / "folder" / "a", folder / "away" / "a", tmp_path / "other_lib" / "a"]
+        ended = box.run_program(f"print(*(open(p).read() for p in {[*map(str, places)]}))", "", 10.0)
+    assert ended.out == b"found found found found\n", ended.err
