@@ -204,8 +204,8 @@ def row_notes(rows: Sequence[Any], weight_of: Callable[[Any], float], max_length
     """
     if rows and not any(weight_of(row) for row in rows):
         yield (
-            f"none of the {len(rows)} rows looked at teaches anything: the answers of a row are the same, or all tie. "
-            "Look at how chosen and rejected (or ranks) were made"
+            f"none of the {len(rows)} rows looked at teaches anything: answers of a row that are the same or all tie, "
+            "or steps without a label. Look at how the rows were made"
         )
     if rows and all(row.cut > 0 for row in rows):
         yield (
