@@ -74,7 +74,7 @@ class RunOptions:
         "PATH|auto",
     )
     dry_run: bool = _option(
-        "print the settings, the data and its first row as tokens; train nothing, write nothing",
+        "print the settings, the data, its first row as tokens and an estimate of the memory; train and write nothing",
         False,
     )
     verbose: bool = _option("with --dry-run: all settings, also those left at their defaults", False)

@@ -1,4 +1,4 @@
-"""`--dry-run`: the settings of a run, its data, its first row as tokens, its rewards."""
+"""`--dry-run`: the settings of a run, its data, its first row as tokens, its rewards, and the memory it takes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import yaml
 from transformers import PreTrainedTokenizerBase
 
 from hf_rlx.cli import UsageError, rewards
+from hf_rlx.cli.estimate import of_session
 from hf_rlx.cli.session import Session
 from hf_rlx.data.demonstrations import check_demonstrations, encode_demonstration
 from hf_rlx.data.formats import check_all_prompts
@@ -40,6 +41,7 @@ def preview(session: Session, whole: bool = False) -> str:
     ]
     if session.recipe.rewards:
         parts.append("# rewards: " + _rewards(session))
+    parts.append("# memory: " + of_session(session).replace("\n", "\n#"))
     return "\n".join(parts)
 
 

@@ -160,6 +160,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path, monkeypatc
     assert main(["dpo", "--config", "again.yaml", "--dataset", str(CONFIGS / "data" / "sums.csv"), *DRY]) == 0
     capsys.readouterr()
     assert "48 rows to train on, 12 held out; columns prompt, chosen, rejected" in out
+    assert re.search(r"^# memory: 0\.\d\d GiB at the peak .* fits in the", out, re.M)
     prompt, chosen = out.split("first prompt, ")[1].split("chosen, ")
     assert "|9|1|+|2|1|=" in prompt
     assert prompt.startswith("7 tokens, not in the loss")
