@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -182,6 +183,7 @@ DRY = ["--eval-dataset", str(CONFIGS / "data" / "sums_held_out.csv"), "--dry-run
 
 SIGNALLING = """
 import os, signal
+import re
 from pathlib import Path
 
 CALLS = []
