@@ -32,6 +32,11 @@ NAN = float("nan")
 SPLIT = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
 
 
+def lengths(completions, **_):
+    """Characters of each completion, as a reward."""
+    return [float(len(text)) for text in completions]
+
+
 def assert_scaled(ours, theirs, factor):
     """Every gradient of ours is `factor` times TRL's, and they are not 0."""
     assert max(g.abs().max() for g in theirs.grads.values()) > 0.05
@@ -245,7 +250,7 @@ def test_adapters_on_a_4_bit_base_stay_float32(tmp_path):
     base = load_causal_lm("tiny", four_bit_config())
     theirs = trl.GRPOTrainer(
         base,
-        len,
+        lengths,
         trl.GRPOConfig(str(tmp_path), use_cpu=True, bf16=False),
         train_dataset=rows,
         processing_class=tokenizer,
@@ -254,7 +259,7 @@ def test_adapters_on_a_4_bit_base_stay_float32(tmp_path):
     assert {p.dtype for p in theirs.model.parameters() if p.requires_grad} == {torch.bfloat16}
     ours = GRPOTrainer(
         "tiny",
-        len,
+        lengths,
         GRPOConfig(str(tmp_path), use_cpu=True),
         train_dataset=rows,
         quantization_config=four_bit_config(),
@@ -318,7 +323,7 @@ def test_a_prompt_without_room_is_refused(sides):
 def test_streaming_datasets_are_refused(sides):
     stream = Dataset.from_dict({"prompt": ["1+1="]}).to_iterable_dataset()
     with pytest.raises(ValueError, match="train_dataset is a streaming dataset; load it whole"):
-        GRPOTrainer(sides.model(), len, train_dataset=stream, processing_class=sides.tokenizer)
+        GRPOTrainer(sides.model(), lengths, train_dataset=stream, processing_class=sides.tokenizer)
 
 
 def test_reward_functions_are_called_by_group_in_threads(sides):
@@ -373,18 +378,18 @@ def test_what_is_not_carried_is_refused(sides):
         GRPOConfig("x", generation_kwargs={"num_beams": 4})
     for argument in ("tools", "rollout_func", "environment_factory"):
         with pytest.raises(ValueError, match=f"{argument} is not carried"):
-            GRPOTrainer(sides.model(), len, processing_class=sides.tokenizer, **{argument: [len]})
+            GRPOTrainer(sides.model(), lengths, processing_class=sides.tokenizer, **{argument: [lengths]})
 
 
 def test_contradicting_arguments_are_refused(sides):
     rows = Dataset.from_dict({"prompt": ["1+1="] * 8})
     args = GRPOConfig("x", use_cpu=True, model_init_kwargs={"dtype": "float32"})
     with pytest.raises(ValueError, match="model_init_kwargs works with a model name"):
-        GRPOTrainer(sides.model(), len, args, rows, processing_class=sides.tokenizer)
+        GRPOTrainer(sides.model(), lengths, args, rows, processing_class=sides.tokenizer)
     with pytest.raises(ValueError, match="quantization_config works with a model name"):
         GRPOTrainer(
             sides.model(),
-            len,
+            lengths,
             GRPOConfig("x", use_cpu=True),
             rows,
             processing_class=sides.tokenizer,
@@ -400,14 +405,14 @@ def test_the_reference_adapter_moves_with_the_policy(sides):
     with pytest.raises(NotImplementedError, match="sync_ref_model"):
         trl.GRPOTrainer(
             sides.model_path,
-            len,
+            lengths,
             trl.GRPOConfig(str(sides.folder), bf16=False, **fields),
             train_dataset=rows,
             processing_class=sides.tokenizer,
             peft_config=lora,
         )
     args = GRPOConfig(str(sides.folder), ref_model_mixup_alpha=0.6, **fields)
-    trainer = GRPOTrainer(sides.model(), len, args, rows, processing_class=sides.tokenizer, peft_config=lora)
+    trainer = GRPOTrainer(sides.model(), lengths, args, rows, processing_class=sides.tokenizer, peft_config=lora)
     named = dict(trainer.shared.named_parameters())
     policy = {n: p for n, p in named.items() if "lora_B.policy" in n}
     with torch.no_grad():

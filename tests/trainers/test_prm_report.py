@@ -76,11 +76,11 @@ def test_where_a_solution_goes_wrong(labels, whole, expected):
 
 
 def test_the_calibration_of_a_probability():
-    """Ten steps said to be right with .95, nine of them right; one said to be wrong with .95, rightly: the bin of .95
-    holds eleven, ten right. Error |10/11 - .95|."""
-    rows = [ScoredSteps(odds(0.95), [1])] * 9 + [ScoredSteps(odds(0.95), [0]), ScoredSteps(odds(0.05), [0])]
+    """Ten steps said to be right with .97, nine of them right; one said to be wrong with .97, rightly: the bin of .97
+    holds eleven, ten right. Error |10/11 - .97|."""
+    rows = [ScoredSteps(odds(0.97), [1])] * 9 + [ScoredSteps(odds(0.97), [0]), ScoredSteps(odds(0.03), [0])]
     report = step_report(rows)
-    assert report.ece == pytest.approx(0.95 - 10 / 11)
+    assert report.ece == pytest.approx(0.97 - 10 / 11)
     assert report.reliability[-1].pairs == 11
     assert report.reliability[-1].accuracy == pytest.approx(10 / 11)
 
