@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "One answer to every held-out question, scored by a verifier: the share of right answers with its 95 % Wilson "
         "interval, or the mean reward where the verifier gives more than right and wrong."
-    ).replace("%", "%%")
+    )
     add_config(parser)
     add_flags(parser, FLAGS)
 
@@ -150,10 +150,11 @@ def _model(options: dict[str, Any], config: Any, functions: list[Any]) -> dict[s
     """Arguments of the trainer: the model, and the rewards."""
     from peft import LoraConfig
 
-    from hf_rlx.cli.session import with_roles
+    from hf_rlx.cli.session import check_model, with_roles
     from hf_rlx.models.loading import four_bit_config
     from hf_rlx.models.storage import has_adapter
 
+    check_model(options["model"])
     given: dict[str, Any] = {"model": options["model"]}
     if options["load_in_4bit"]:
         given["quantization_config"] = four_bit_config()

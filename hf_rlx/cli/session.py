@@ -51,6 +51,7 @@ class Session:
         self, recipe: Recipe, options: dict[str, Any], fields: dict[str, Any], beside: Path | None = None
     ) -> None:
         self.recipe, self.options, self.beside = recipe, options, beside
+        check_model(options["model"])
         if recipe.adapter_rate is not None and options["lora"] and "learning_rate" not in fields:
             fields = {**fields, "learning_rate": recipe.adapter_rate}
         self.config = make_config(recipe, options, fields)  # before the data: mistakes show at once
@@ -159,11 +160,37 @@ class Session:
         seen = any(e.get("step") == step and "eval_runtime" in e for e in trainer.state.log_history)
         if self.final_evaluation and not seen:
             trainer.evaluate()
+        if trainer.is_world_process_zero() and (line := held_out_line(trainer.state.log_history)) is not None:
+            print(line)
         trainer.save_model()
         if config.push_to_hub:
             trainer.push_to_hub()
         if trainer.is_world_process_zero():
             print(f"{step} steps done; the model is in {config.output_dir}")
+
+
+def check_model(name: str) -> None:
+    """Refuse the name of a folder that is not there: as a Hub id it would only be told that no server answers.
+
+    Raises:
+        UsageError: names the folder.
+    """
+    path = Path(name).expanduser()
+    first, _, rest = name.partition("/")
+    like_a_folder = name.startswith((".", "/", "~")) or "/" in rest or (rest and Path(first).is_dir())
+    if like_a_folder and not path.exists():
+        raise UsageError(f"--model: there is no folder {name}")
+
+
+def held_out_line(log_history: Sequence[dict[str, Any]]) -> str | None:
+    """The last held-out accuracy of a reward model or of pairs in one line; None: there is none, or it was printed."""
+    for log in reversed(log_history):
+        for name in ("eval_accuracy", "eval_rewards/accuracies"):
+            if name in log and f"{name}_low" in log:
+                low, high = log[f"{name}_low"], log[f"{name}_high"]
+                line = f"held out: accuracy {log[name]:.3f} (95 % interval {low:.3f} to {high:.3f})"
+                return line + (", not told from chance" if low <= 0.5 <= high else "")
+    return None
 
 
 def with_roles(given: dict[str, Any], config: BaseConfig, functions: list[Any]) -> dict[str, Any]:
@@ -176,6 +203,12 @@ def with_roles(given: dict[str, Any], config: BaseConfig, functions: list[Any]) 
     torch.manual_seed(config.seed)  # of a fresh adapter, as the trainer would
     model = as_shared_model(name, config, **given)
     config.model_init_kwargs = None  # of a model by name
+    for role in roles:
+        if role is not None and role not in model.roles:
+            raise UsageError(
+                f"--reward role: the model {name!r} has no reward model (its roles: {', '.join(model.roles)}); train "
+                "one with `hf-rlx reward` and give its folder as --model"
+            )
     made = [f if role is None else model.reward_function(role) for f, role in zip(functions, roles, strict=True)]
     return {"model": model, "processing_class": load_tokenizer(name), "reward_funcs": made}
 

@@ -290,8 +290,10 @@ class SharedModel(ModelFace):
 
     def save_pretrained(self, folder: str | Path, **kwargs: Any) -> None:
         """Policy at the root (`AutoPeftModelForCausalLM` or `AutoModelForCausalLM` loads it), every other trained
-        role in a sub-folder with its adapter, its head and a small JSON."""
+        role in a sub-folder with its adapter, its head and a small JSON; the tokenizer where a trainer had one."""
         storage.save(self, Path(folder), **kwargs)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(folder)
 
     def push_to_hub(
         self,

@@ -33,7 +33,7 @@ _OPTIONAL = (
     "max_pairs_per_prompt",
     "max_unscored_rollouts",
 )
-_TRL_EPOCHS, _SYNC_STEPS, _SYNC_ALPHA = 3.0, 512, 0.6  # defaults of fields that rounds decide about
+_TRL_EPOCHS, _SYNC_ALPHA = 3.0, 0.6  # defaults of fields that rounds decide about
 
 
 @strict
@@ -78,8 +78,8 @@ class IterativeDPOConfig(DPOConfig):
         'What the policy is held near: "fixed": as training began; "previous": as the round began; "average": after '
         "every round moved towards the policy by ref_model_mixup_alpha.",
     )
-    ref_model_mixup_alpha: float = described(_SYNC_ALPHA, 'Share of the policy in the moved reference of "average".')
-    ref_model_sync_steps: int = described(_SYNC_STEPS, "Set to the steps of a round: leave it out.")
+    ref_model_mixup_alpha: float = described(0.6, 'Share of the policy in the moved reference of "average".')
+    ref_model_sync_steps: int = described(512, "Set to the steps of a round: leave it out.")
     # Sampling.
     num_generations: int = described(8, "K, completions a prompt.")
     num_generations_eval: int | None = described(None, "Completions a prompt in evaluation; None: 1.")

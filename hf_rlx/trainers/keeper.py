@@ -69,6 +69,14 @@ class RunKeeper(TrainerCallback):
             if self.trainer.args.should_save:
                 stack.enter_context(lock.hold(run))
                 folders.clean(run)
+                if not resume and (old := folders.checkpoints(run)):
+                    logger.warning(
+                        "%s has checkpoints of an earlier run (%s); this run begins anew and writes its own beside "
+                        "them, and resume_from_checkpoint=True takes the one of most steps: delete them, or choose "
+                        "another output_dir",
+                        run,
+                        ", ".join(sorted(path.name for path in old)),
+                    )
             if resume and self.trainer.is_world_process_zero():
                 chosen = [str(folders.find(run, resume))]
         if self.trainer.accelerator.num_processes > 1:

@@ -276,3 +276,37 @@ def test_resume_auto_begins_anew_where_nothing_is(tmp_path, capsys):
     assert main(["sft", *words, "--resume"]) == 0
     assert main(["sft", *words, "--resume", str(tmp_path / "run" / "checkpoint-9")]) == 1
     assert "there is no checkpoint" in capsys.readouterr().err
+
+
+def test_a_reward_role_that_is_not_there_is_named(tmp_path, capsys):
+    """The bundled model has no reward model: a wrong setting, with the command that makes one."""
+    words = ["grpo", "--model", "tiny", "--dataset", "arithmetic", "--reward", "role", "--max-steps", "1"]
+    with pytest.raises(SystemExit, match="2"):
+        main([*words, "--output-dir", str(tmp_path)])
+    told = capsys.readouterr().err
+    assert (
+        "--reward role: the model 'tiny' has no reward model (its roles: policy); train one with `hf-rlx reward`"
+        in told
+    )
+
+
+@pytest.mark.parametrize("name", ["./nothing", "runs/a/b", "/nothing/here"])
+def test_a_model_folder_that_is_not_there_is_named(tmp_path, monkeypatch, capsys, name):
+    """And is not asked for at the Hub."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        main(["sft", "--model", name, "--dataset", "arithmetic"])
+    assert f"--model: there is no folder {name}" in capsys.readouterr().err
+
+
+def test_held_out_pairs_are_told_at_the_end(tmp_path, capsys, caplog):
+    """With their interval; and a second run in the same folder says that the first one's checkpoints are there."""
+    words = ["dpo", "--config", str(CONFIGS / "dpo.yaml"), "--output-dir", str(tmp_path), "--max-steps", "1"]
+    words += ["--eval-dataset", str(CONFIGS / "data" / "sums_held_out.csv")]
+    assert main(words) == 0
+    assert re.search(
+        r"^held out: accuracy 0\.\d{3} \(95 % interval 0\.\d{3} to \d\.\d{3}\)", capsys.readouterr().out, re.M
+    )
+    caplog.clear()
+    assert main(words) == 0
+    assert "has checkpoints of an earlier run (checkpoint-1); this run begins anew" in caplog.text
