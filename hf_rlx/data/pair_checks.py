@@ -125,10 +125,9 @@ def check_answer(answer: Any, what: str) -> None:
         ValueError: reads on from "row 3 ...".
     """
     if not answer or not isinstance(answer, str | list):
-        if isinstance(answer, int | float):
-            fix = f'cast the column to text: dataset.cast_column({what.strip("`")!r}, datasets.Value("string"))'
-            raise ValueError(f"has the number {answer!r} as {what}; {fix}")
-        raise ValueError(f"has {repr(answer)[:80]} as {what}; give it text or messages, or drop it")
+        number = isinstance(answer, int | float)
+        cast = ' (numbers become text by dataset.cast_column(name, datasets.Value("string")))' if number else ""
+        raise ValueError(f"has {repr(answer)[:80]} as {what}; give it text or messages{cast}, or drop it")
     problem = problem_of(answer)
     if problem is not None:
         raise ValueError(f"{problem} of {what}; give it text or messages, or drop it")
