@@ -254,7 +254,7 @@ LISTED = {"prompt": "a", "responses": ["b", "c"], "ranks": [0, 1]}
         ({**GOOD, "rejected": ""}, r"row 1 has '' as `rejected`"),
         ({**GOOD, "prompt": ""}, r"row 1 has the prompt ''"),
         ({**GOOD, "prompt": None}, r"row 1 has the prompt None"),
-        ({**GOOD, "chosen": 3}, r"row 1 has 3 as `chosen`; give it text or messages \(numbers become text by dataset\.cast"),
+        ({**GOOD, "chosen": 3}, r"row 1 has 3 as `chosen`; give it text or messages \(numbers become text by"),
         ({**GOOD, "chosen": [{"role": "assistant"}]}, r"row 1 has a message 0 without `content`.* of `chosen`"),
         ({**GOOD, "chosen": "x\ud800"}, r"row 1 holds half a character"),
         ({**GOOD, "chosen": says("", "b")[1:]}, r"row 1 mixes plain text and messages among its answers"),

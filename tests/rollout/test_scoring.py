@@ -539,6 +539,15 @@ def test_main_thread_functions_run_once_on_all_requests():
     assert calls == [(threading.current_thread(), ["p", "p", "q"], ["a", "bb", "ccc"], [1, 1, None])]
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises, also where the tests were started in the background of a shell, which ignores it for them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_passes_gather_promptly_and_leaves_the_scorer_usable():
     release = threading.Event()
     with RewardScorer(lambda completions: [float(release.wait(20))]) as scorer:
