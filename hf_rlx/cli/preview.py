@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 from typing import Any
 
 import yaml
@@ -18,7 +17,7 @@ from hf_rlx.data.pairs import RankedGroup, check_preferences, encode_preference
 from hf_rlx.data.tokenize import encode_prompt
 from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.secrets import public
-from hf_rlx.trainers.preference import PreferenceTrainer
+from hf_rlx.trainers.preference_config import set_tokens
 
 _SHOWN = 120  # tokens of one text
 
@@ -96,8 +95,7 @@ def _first_row(session: Session, tokenizer: Any) -> str:
                 "their tokens are in the loss, EOS included",
             ]
         )
-    # The trainer sets EOS, pad and template like this, on itself.
-    PreferenceTrainer._set_tokens(SimpleNamespace(args=config, tokenizer=tokenizer))  # type: ignore[arg-type]
+    set_tokens(config, tokenizer)
     pairs = session.recipe.data == "pairs"
     for rows, name in ((data.train, "train_dataset"), (data.held_out, "eval_dataset")):
         (check_preferences if pairs else check_demonstrations)(rows, name)

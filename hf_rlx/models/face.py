@@ -28,6 +28,11 @@ class ModelFace(WalkedModule):
         return self.causal_lm.config
 
     @property
+    def context_length(self) -> int | None:
+        """Tokens that the base has positions for; None: its configuration does not say."""
+        return getattr(self.config.get_text_config(), "max_position_embeddings", None)
+
+    @property
     def generation_config(self) -> Any:
         """The base's generation configuration; absent for a classifier, which has none."""
         return self.causal_lm.generation_config

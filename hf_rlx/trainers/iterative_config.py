@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from hf_rlx.data.pairs import Strategy
-from hf_rlx.rollout.sampling import SamplingParams, from_generation_kwargs
+from hf_rlx.rollout.sampling import SamplingParams
 from hf_rlx.trainers.config import described, strict
 from hf_rlx.trainers.dpo import DPOConfig
+from hf_rlx.trainers.online_config import choose_reward_as_metric, sampling_params_of
 from hf_rlx.trainers.ranges import Range
 
 Reference = Literal["fixed", "previous", "average"]
@@ -116,7 +117,7 @@ class IterativeDPOConfig(DPOConfig):
 
     def __post_init__(self) -> None:
         self._check_rounds()
-        self._choose_best_metric()
+        choose_reward_as_metric(self)
         super().__post_init__()
         params = self.sampling_params()  # refuses bad values now rather than at the first rollout
         if params.temperature == 0:
@@ -167,16 +168,6 @@ class IterativeDPOConfig(DPOConfig):
         if self.reference == "previous":
             self.ref_model_mixup_alpha = 1.0
 
-    def _choose_best_metric(self) -> None:
-        """Evaluation has no loss: where the best checkpoint or the scheduler needs a metric, it is the reward."""
-        scheduled = self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
-        needed = self.load_best_model_at_end or self.save_strategy == "best" or scheduled
-        if needed and self.metric_for_best_model in (None, "loss", "eval_loss"):
-            self.metric_for_best_model, self.greater_is_better = "eval_reward", True
-        if scheduled:  # the schedulers themselves wait for a minimum
-            options: Any = self.lr_scheduler_kwargs or {}
-            self.lr_scheduler_kwargs = {"mode": "max" if self.greater_is_better else "min", **options}
-
     @property
     def reference_share(self) -> float:
         """Share of the policy that goes into the reference after a round: 0 for a fixed one, 1 for the previous."""
@@ -189,17 +180,7 @@ class IterativeDPOConfig(DPOConfig):
 
     def sampling_params(self, seed: int = 0, **changes: Any) -> SamplingParams:
         """The sampling settings; `generation_kwargs` win over fields, `changes` over both."""
-        kwargs: dict[str, Any] = {
-            "max_completion_length": self.max_completion_length,
-            "temperature": self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-            "stop_strings": tuple(self.stop_strings or ()),
-        }
-        kwargs |= from_generation_kwargs(self.generation_kwargs)
-        return SamplingParams(seed=seed, **(kwargs | changes))
+        return sampling_params_of(self, seed, **changes)
 
 
 __all__ = ["IterativeDPOConfig", "Reference"]

@@ -63,7 +63,6 @@ from transformers.trainer_utils import IntervalStrategy
 from hf_rlx.data.formats import check_all_prompts, check_prompts
 from hf_rlx.data.pair_encoding import RankedGroup
 from hf_rlx.rollout.generate import Generator
-from hf_rlx.rollout.scoring import RewardScorer
 from hf_rlx.trainers.alerts import Alerts
 from hf_rlx.trainers.base import BaseTrainer
 from hf_rlx.trainers.checks import check_arguments
@@ -79,6 +78,7 @@ from hf_rlx.trainers.references import ReferenceLogps
 from hf_rlx.trainers.round_making import make_round
 from hf_rlx.trainers.round_watch import RoundWatch
 from hf_rlx.trainers.rounds import Round, RoundPlan, RoundRow
+from hf_rlx.trainers.scorers import make_scorer
 from hf_rlx.trainers.tables import CompletionTables
 
 logger = logging.getLogger(__name__)
@@ -163,21 +163,7 @@ class IterativeDPOTrainer(PreferenceTrainer):
             peft_config=peft_config,
         )
         check_all_prompts(train_dataset, eval_dataset, self.room_for_prompt())
-        self.scorer = RewardScorer(
-            reward_funcs,
-            weights=args.reward_weights,
-            timeout=args.reward_timeout,
-            on_error=args.on_reward_error,
-            max_failures=args.max_reward_failures,
-            max_unscored=args.max_unscored_rollouts,
-            isolate=args.isolate_rewards,
-            concurrency=args.reward_concurrency,
-            seed=(args.seed, args.process_index),
-            reward_processing_classes=reward_processing_classes,
-            trainer_state=self.state,
-            model_init_kwargs=args.model_init_kwargs,
-            device=args.device,
-        )
+        self.scorer = make_scorer(self, reward_funcs, reward_processing_classes)
         self.sampler: Any = Generator(self.shared, self.tokenizer, args.max_rollout_rows)
         self.tables = CompletionTables(
             Path(str(args.output_dir)) / "completions",
@@ -273,13 +259,9 @@ class IterativeDPOTrainer(PreferenceTrainer):
         batches, _ = super().get_batch_samples(shares, self.args.gradient_accumulation_steps, self.args.device)
         self._dealt.extend(batches)
 
-    def context(self) -> int | None:
-        """Tokens that the model has positions for; None: unlimited."""
-        return getattr(self.shared.config.get_text_config(), "max_position_embeddings", None)
-
     def room_for_prompt(self) -> int | None:
         """Tokens that a prompt may have so that a whole completion fits the model's context; None: unlimited."""
-        context = self.context()
+        context = self.shared.context_length
         return None if context is None else context - self.args.max_completion_length
 
     # Evaluation.

@@ -31,7 +31,6 @@ from hf_rlx.models.sharding import whole_weights
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.rollout.collect import Collected, Sampler, collect, is_collective, mark_weights
 from hf_rlx.rollout.generate import Generator
-from hf_rlx.rollout.scoring import RewardScorer
 from hf_rlx.trainers import online_state
 from hf_rlx.trainers.alerts import Alerts
 from hf_rlx.trainers.base import BaseTrainer
@@ -48,6 +47,7 @@ from hf_rlx.trainers.preflight import before_loading, prompt_checks, try_prompts
 from hf_rlx.trainers.processes import raise_together, together
 from hf_rlx.trainers.progress import use_one_line
 from hf_rlx.trainers.reference_sync import SyncReference
+from hf_rlx.trainers.scorers import make_scorer
 from hf_rlx.trainers.tables import CompletionTables
 from hf_rlx.trainers.windows import MiniBatch, window_loader
 from hf_rlx.types import Group, Rollout
@@ -107,21 +107,7 @@ class OnlineTrainer(BaseTrainer):
                 "learning_rate=%g is made for full weights and hardly moves an adapter; try 1e-5 to 1e-4",
                 args.learning_rate,
             )
-        self.scorer = RewardScorer(
-            reward_funcs,
-            weights=args.reward_weights,
-            timeout=args.reward_timeout,
-            on_error=args.on_reward_error,
-            max_failures=args.max_reward_failures,
-            max_unscored=args.max_unscored_rollouts,
-            isolate=args.isolate_rewards,
-            concurrency=args.reward_concurrency,
-            seed=(args.seed, args.process_index),
-            reward_processing_classes=reward_processing_classes,
-            trainer_state=self.state,
-            model_init_kwargs=args.model_init_kwargs,
-            device=args.device,
-        )
+        self.scorer = make_scorer(self, reward_funcs, reward_processing_classes)
         self.sampler = self.make_sampler()
         self.halving = Halving(self)
         self._window: deque[MiniBatch] = deque()
@@ -310,7 +296,7 @@ class OnlineTrainer(BaseTrainer):
 
     def room_for_prompt(self) -> int | None:
         """Tokens that a prompt may have so that a whole completion fits the model's context; None: unlimited."""
-        context = getattr(self.shared.config.get_text_config(), "max_position_embeddings", None)
+        context = self.shared.context_length
         return None if context is None else context - self.args.max_completion_length
 
     def needs_reference_in_loss(self) -> bool:

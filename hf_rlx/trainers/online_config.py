@@ -118,7 +118,7 @@ class OnlineConfig(BaseConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._choose_best_metric()
+        choose_reward_as_metric(self)
         if self.num_generations < self.smallest_group:
             raise ValueError("num_generations must be at least 2: a group of one has no baseline to compare with")
         if self.auto_find_batch_size:
@@ -178,16 +178,6 @@ class OnlineConfig(BaseConfig):
         # Where generation_kwargs win, log-probs and length limits follow what the sampler does.
         self.temperature, self.max_completion_length = params.temperature, params.max_completion_length
 
-    def _choose_best_metric(self) -> None:
-        """Evaluation has no loss: where the best checkpoint or the scheduler needs a metric, it is the reward."""
-        scheduled = self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
-        needed = self.load_best_model_at_end or self.save_strategy == "best" or scheduled
-        if needed and self.metric_for_best_model in (None, "loss", "eval_loss"):
-            self.metric_for_best_model, self.greater_is_better = "eval_reward", True
-        if scheduled:  # the schedulers themselves wait for a minimum
-            options: Any = self.lr_scheduler_kwargs or {}
-            self.lr_scheduler_kwargs = {"mode": "max" if self.greater_is_better else "min", **options}
-
     def _check_choices(self) -> None:
         modes = get_args(ImportanceMode)
         fine = {
@@ -213,17 +203,7 @@ class OnlineConfig(BaseConfig):
 
     def sampling_params(self, seed: int = 0, **changes: Any) -> SamplingParams:
         """The sampling settings; `generation_kwargs` win over fields, `changes` over both."""
-        kwargs: dict[str, Any] = {
-            "max_completion_length": self.max_completion_length,
-            "temperature": self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-            "stop_strings": tuple(self.stop_strings or ()),
-        }
-        kwargs |= from_generation_kwargs(self.generation_kwargs, others=self.use_vllm)
-        return SamplingParams(seed=seed, **(kwargs | changes))
+        return sampling_params_of(self, seed, others=self.use_vllm, **changes)
 
     def vllm_options(self) -> dict[str, Any]:
         """Keyword arguments of TRL's vLLM client."""
@@ -243,3 +223,42 @@ class OnlineConfig(BaseConfig):
             "max_num_seqs": self.per_device_train_batch_size * int(self.steps_per_generation or 1),
             "trust_remote_code": self.trust_remote_code,
         }
+
+
+def choose_reward_as_metric(config: Any) -> None:
+    """Evaluation of a trainer that samples has no loss: where the best checkpoint or the scheduler needs a metric, it
+    is the reward.
+
+    Args:
+        config: changed in place, before `TrainingArguments` looks at it.
+    """
+    scheduled = config.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
+    needed = config.load_best_model_at_end or config.save_strategy == "best" or scheduled
+    if needed and config.metric_for_best_model in (None, "loss", "eval_loss"):
+        config.metric_for_best_model, config.greater_is_better = "eval_reward", True
+    if scheduled:  # the schedulers themselves wait for a minimum
+        options: Any = config.lr_scheduler_kwargs or {}
+        config.lr_scheduler_kwargs = {"mode": "max" if config.greater_is_better else "min", **options}
+
+
+def sampling_params_of(config: Any, seed: int = 0, others: bool = False, **changes: Any) -> SamplingParams:
+    """The sampling fields of a configuration; `generation_kwargs` win over fields, `changes` over both.
+
+    Args:
+        config: with the fields on sampling of `OnlineConfig`. seed: of the draws.
+        others: leave out of `generation_kwargs` what only another engine has.
+
+    Raises:
+        ValueError: a value out of range, or an option that the built-in generator does not have.
+    """
+    kwargs: dict[str, Any] = {
+        "max_completion_length": config.max_completion_length,
+        "temperature": config.temperature,
+        "top_k": config.top_k,
+        "top_p": config.top_p,
+        "min_p": config.min_p,
+        "repetition_penalty": config.repetition_penalty,
+        "stop_strings": tuple(config.stop_strings or ()),
+    }
+    kwargs |= from_generation_kwargs(config.generation_kwargs, others=others)
+    return SamplingParams(seed=seed, **(kwargs | changes))

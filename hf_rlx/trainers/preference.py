@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +24,6 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from hf_rlx.data.pair_encoding import RankedGroup, check_preferences, encode_preference
-from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.trainers.base import BaseTrainer
 from hf_rlx.trainers.best_metric import check_best_metric
@@ -46,7 +44,7 @@ from hf_rlx.trainers.pair_logps import (
     train_on_pairs,
 )
 from hf_rlx.trainers.pair_watch import PairWatch
-from hf_rlx.trainers.preference_config import PreferenceConfig
+from hf_rlx.trainers.preference_config import PreferenceConfig, set_tokens
 from hf_rlx.trainers.preflight import before_loading, data_checks, try_rows
 from hf_rlx.trainers.processes import raise_together, together
 from hf_rlx.trainers.references import ReferenceLogps, prepare_reference, sync_reference
@@ -255,14 +253,13 @@ class PreferenceTrainer(BaseTrainer):
 
     def encode(self, rows: list[tuple[int, dict[str, Any]]]) -> list[RankedGroup]:
         """Tokenize rows of a dataset, given with their index."""
-        context = getattr(self.shared.config.get_text_config(), "max_position_embeddings", None)
-        limits = [limit for limit in (self.args.max_length, context) if limit is not None]
+        longest = self.args.longest_row(self.shared.context_length)
         encoded = []
         for index, row in rows:
             group = self.encode_row(
                 row,
                 index,
-                max_length=min(limits, default=None),
+                max_length=longest,
                 chat_template_kwargs=self.args.chat_template_kwargs,
                 special_tokens=self.args.special_tokens_in_messages,
             )
@@ -279,27 +276,7 @@ class PreferenceTrainer(BaseTrainer):
 
     def _set_tokens(self) -> None:
         """EOS, pad and chat template as the configuration has them."""
-        args, tokenizer = self.args, self.tokenizer
-        for name in ("eos_token", "pad_token"):
-            token = getattr(args, name)
-            if token is None:
-                continue
-            if token not in tokenizer.get_vocab():
-                raise ValueError(
-                    f"{name}={token!r} is not in the tokenizer's vocabulary; add it first, or leave it None"
-                )
-            setattr(tokenizer, name, token)
-        if args.chat_template_path is not None:
-            path = Path(args.chat_template_path)
-            if path.suffix in (".jinja", ".j2"):
-                tokenizer.chat_template = path.read_text(encoding="utf-8")
-            else:
-                template = load_tokenizer(args.chat_template_path).chat_template
-                if template is None:
-                    raise ValueError(
-                        f"the tokenizer of chat_template_path={args.chat_template_path!r} has no template"
-                    )
-                tokenizer.chat_template = template
+        set_tokens(self.args, self.tokenizer)
 
     def get_train_dataloader(self) -> DataLoader:
         """Rows, micro-batch by micro-batch; not sharded by accelerate: the sampler gives each process its own."""

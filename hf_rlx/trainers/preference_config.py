@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
+from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.trainers.config import BaseConfig, described, strict
 
 
@@ -45,5 +49,39 @@ class PreferenceConfig(BaseConfig):
         if self.fsdp:
             raise ValueError("fsdp is not carried by trainers on preference data; several processes run under DDP")
 
+    def longest_row(self, context: int | None) -> int | None:
+        """Tokens that prompt and answer may have together; None: any number.
 
-__all__ = ["PreferenceConfig"]
+        Args:
+            context: tokens that the model has positions for; None: unlimited.
+        """
+        limits = [limit for limit in (self.max_length, context) if limit is not None]
+        return min(limits, default=None)
+
+
+def set_tokens(args: PreferenceConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Give a tokenizer the EOS, pad and chat template of a configuration.
+
+    Raises:
+        ValueError: a token that is not in the vocabulary, or a tokenizer without a template where one is named.
+        OSError: a template's file that cannot be read.
+    """
+    for name in ("eos_token", "pad_token"):
+        token = getattr(args, name)
+        if token is None:
+            continue
+        if token not in tokenizer.get_vocab():
+            raise ValueError(f"{name}={token!r} is not in the tokenizer's vocabulary; add it first, or leave it None")
+        setattr(tokenizer, name, token)
+    if args.chat_template_path is not None:
+        path = Path(args.chat_template_path)
+        if path.suffix in (".jinja", ".j2"):
+            tokenizer.chat_template = path.read_text(encoding="utf-8")
+        else:
+            template = load_tokenizer(args.chat_template_path).chat_template
+            if template is None:
+                raise ValueError(f"the tokenizer of chat_template_path={args.chat_template_path!r} has no template")
+            tokenizer.chat_template = template
+
+
+__all__ = ["PreferenceConfig", "set_tokens"]

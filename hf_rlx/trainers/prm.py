@@ -24,7 +24,6 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -158,11 +157,9 @@ class PRMTrainer(PreferenceTrainer):
         add_reward_roles(shared, [STEP_REWARD], self._peft_config)
         if args.disable_dropout:
             disable_dropout(shared)
-        context = getattr(shared.config.get_text_config(), "max_position_embeddings", None)
-        limits = [limit for limit in (args.max_length, context) if limit is not None]  # as `encode` cuts rows
         shared.roles[STEP_REWARD].facts.update(
             step_separator=args.step_separator,
-            max_length=min(limits, default=None),
+            max_length=args.longest_row(shared.context_length),  # as `encode` cuts rows
             max_completion_length=args.max_completion_length,
             chat_template_kwargs=args.chat_template_kwargs,
             id2label={"0": "bad", "1": "good"},
@@ -251,11 +248,8 @@ class PRMTrainer(PreferenceTrainer):
 
     def summarise(self, found: list[Any], prefix: str) -> dict[str, float]:
         """The report's numbers; the report itself is kept, and written beside the run's checkpoints."""
-        report = step_report([ScoredSteps(*row) for row in found])
-        self.last_report = report
-        if self.args.should_save:
-            report.save(Path(str(self.args.output_dir)) / "reports" / f"{prefix}_{self.state.global_step:06d}")
-        return report.metrics()
+        self.last_report = step_report([ScoredSteps(*row) for row in found])
+        return self.last_report.keep(self.args, prefix, self.state.global_step)
 
     def report(self, dataset: Any = None) -> StepReport:
         """`evaluate`, and its report with the reliability table; of several datasets that of the last.

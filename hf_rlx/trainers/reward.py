@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -175,9 +174,8 @@ class RewardTrainer(PreferenceTrainer):
             disable_dropout(shared)
         self.train_roles = tuple(members)
         facts = shared.roles[REWARD].facts
-        context = getattr(shared.config.get_text_config(), "max_position_embeddings", None)
-        limits = [limit for limit in (args.max_length, context) if limit is not None]  # as `encode` cuts rows
-        facts.update(max_length=min(limits, default=None), chat_template_kwargs=args.chat_template_kwargs)
+        longest = args.longest_row(shared.context_length)  # as `encode` cuts rows
+        facts.update(max_length=longest, chat_template_kwargs=args.chat_template_kwargs)
         facts.update(normalizer=args.normalizer)
         if len(members) > 1:
             facts.update(members=members, uncertainty_penalty=args.uncertainty_penalty)
@@ -299,11 +297,8 @@ class RewardTrainer(PreferenceTrainer):
 
     def summarise(self, found: list[Any], prefix: str) -> dict[str, float]:
         """The report's numbers; the report itself is kept, and written beside the run's checkpoints."""
-        report = reward_report([ScoredRow(*row) for row in found])
-        self.last_report = report
-        if self.args.should_save:
-            report.save(Path(str(self.args.output_dir)) / "reports" / f"{prefix}_{self.state.global_step:06d}")
-        return report.metrics()
+        self.last_report = reward_report([ScoredRow(*row) for row in found])
+        return self.last_report.keep(self.args, prefix, self.state.global_step)
 
     def report(self, dataset: Any = None) -> RewardReport:
         """`evaluate`, and its report with the reliability table; of several datasets that of the last.

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hf_rlx.cards.files import replace_file
 from hf_rlx.functional.statistics import (
     CalibrationError,
     average_ranks,
@@ -38,6 +39,7 @@ from hf_rlx.functional.statistics import (
     reward_length_correlation,
     wilson_interval,
 )
+from hf_rlx.trainers.config import BaseConfig
 
 TEMPERATURES = (0.01, 100.0)  # bounds of a fit
 
@@ -100,9 +102,18 @@ class Report:
         path.parent.mkdir(parents=True, exist_ok=True)
         facts = asdict(self)
         facts["reliability"] = [Bin(*b)._asdict() for b in facts["reliability"]]
-        text = json.dumps(_without_nan(facts), indent=2) + "\n"
-        path.with_name(path.name + ".json").write_text(text, encoding="utf-8")
-        path.with_name(path.name + ".txt").write_text(self.table(), encoding="utf-8")
+        replace_file(path.with_name(path.name + ".json"), json.dumps(_without_nan(facts), indent=2) + "\n")
+        replace_file(path.with_name(path.name + ".txt"), self.table())
+
+    def keep(self, args: BaseConfig, prefix: str, step: int) -> dict[str, float]:
+        """Write it below `reports/` in the run's folder, on the process that saves; returns `metrics`.
+
+        Args:
+            args: of the run. prefix: of the evaluation. step: optimizer steps done.
+        """
+        if args.should_save:
+            self.save(Path(str(args.output_dir)) / "reports" / f"{prefix}_{step:06d}")
+        return self.metrics()
 
 
 @dataclass(frozen=True)

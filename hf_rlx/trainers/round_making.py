@@ -32,7 +32,7 @@ def make_round(trainer: IterativeDPOTrainer, number: int) -> Round:
     seed = args.data_seed if args.data_seed is not None else args.seed
     indices = plan.indices(number, len(trainer.train_dataset), seed, args.shuffle_dataset)
     mine = range(args.process_index, len(indices), args.world_size)
-    limits = [limit for limit in (args.max_length, trainer.context()) if limit is not None]
+    longest = args.longest_row(trainer.shared.context_length)
     bos = cast("int | None", trainer.tokenizer.bos_token_id)
     with together():
         collected = _rollout(trainer, [trainer.train_dataset[indices[place]] for place in mine], number)
@@ -42,7 +42,7 @@ def make_round(trainer: IterativeDPOTrainer, number: int) -> Round:
         trainer._num_tokens += record_rollouts(cast("Any", trainer), collected)
         trainer.tables.add("train", step, collected.rollouts, collected.scores)
         local = [
-            outcome_of(rollout, place, args, min(limits, default=None), bos)
+            outcome_of(rollout, place, args, longest, bos)
             for rollout, place in zip(collected.rollouts, mine, strict=True)
         ]
         _record(trainer.metrics["train"], local)
