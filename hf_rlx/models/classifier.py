@@ -62,7 +62,7 @@ def head(model: Any) -> Callable[[Tensor], Tensor]:
 def probe(model: PreTrainedModel, batch: Batch) -> Tensor:
     """(B, R) one number per response token that every part of its hidden state has a share in: what log-probs are for
     models with a vocabulary, to hold one forward against another."""
-    hidden = hidden_states(model, batch).index_select(0, batch.predict_index).float()
+    hidden = hidden_states(model, batch, batch.predict_index).float()
     target = batch.targets.remainder(hidden.shape[-1])
     return batch.to_rows(hidden.log_softmax(-1).gather(-1, target[:, None])[:, 0])
 

@@ -89,8 +89,8 @@ def values(shared: SharedModel, groups: Sequence[Group]) -> Tensor:
     the vocabulary matrix. Differentiable."""
     shared.verify(groups)
     batch = shared.plan.batch(groups, shared.device, shared._pad_token_id)
-    hidden = hidden_states(shared.causal_lm, batch)
-    return batch.to_rows(shared.heads[CRITIC](hidden.index_select(0, batch.predict_index)))
+    hidden = hidden_states(shared.causal_lm, batch, batch.predict_index)
+    return batch.to_rows(shared.heads[CRITIC](hidden))
 
 
 def _like_policy(shared: SharedModel) -> PeftConfig:

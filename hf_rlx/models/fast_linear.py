@@ -1,9 +1,10 @@
-"""Linear layers on a CPU: frozen matrices in oneDNN's blocked layout, and plain LoRA without passes over the output.
+"""Linear layers on a CPU: oneDNN's products with frozen matrices, and plain LoRA without passes over the output.
 
-A product with few rows spends most of its time on bringing the matrix into the order in which it is multiplied. A
-matrix that stays as it is can be brought into it once: measured on two cores with 32 rows, twice the rate, and the
-result of a row then does not depend on the rows beside it. PEFT's LoRA adds `scaling * B(A(x))` to the base's output
-in three passes over it; here the product itself accumulates into the output.
+PEFT's LoRA adds `scaling * B(A(x))` to the base's output in three passes over it; here the product itself accumulates
+into the output. A product with few rows, as in decoding, spends most of its time on bringing the matrix into the order
+in which it is multiplied: while a model samples, its matrices are there in that order (measured on two cores with 32
+rows: twice the rate). With the hundreds of rows of a training step that gains 8 % of the forward and nothing in the
+backward, for a second and third copy of the weights: there the matrices are taken as they are.
 
 Everything that is not float32 on a CPU, not plain LoRA on a plain linear layer, or too small to matter runs as before.
 """
@@ -12,18 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from peft.tuners import lora
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+
+from hf_rlx.models.decoder_parts import hooked
 
 # Numbers in a matrix. Below, a call's own cost is larger than what the layout saves.
 MIN_ELEMENTS = 2**14
 
 
+@cache
 def available() -> bool:
     """Whether this build of torch has oneDNN's linear on blocked matrices."""
     return torch.backends.mkldnn.is_available() and all(
@@ -52,118 +57,130 @@ def packable(weight: Tensor) -> bool:
     )
 
 
-class PackedCopies:
-    """A matrix and its transpose in oneDNN's layout, made when first asked for and again when the matrix changes."""
+class Product(NamedTuple):
+    """x W^T + bias + scaling x A^T B^T with a frozen W: weight (out, in), bias (out,) or None, a (r, in) and
+    b (out, r) or both None. Its methods take and give matrices, and know no gradient."""
 
-    def __init__(self) -> None:
-        self._made: dict[bool, tuple[tuple[int, int], Tensor]] = {}
+    weight: Tensor
+    bias: Tensor | None
+    a: Tensor | None
+    b: Tensor | None
+    scaling: float
 
-    def get(self, weight: Tensor, transposed: bool = False) -> Tensor:
-        """The copy of `weight` (out, in), or of its transpose."""
-        state = (weight.data_ptr(), weight._version)
-        made = self._made.get(transposed)
-        if made is None or made[0] != state:
-            source = weight.detach().t().contiguous() if transposed else weight
-            made = self._made[transposed] = (state, pack(source))
-        return made[1]
+    def forward(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(T, in) -> the product (T, out), and x A^T (T, r), which the gradient of B needs."""
+        out = _frozen_product(rows, self.weight, self.bias)
+        if self.a is None or self.b is None:
+            return out, None
+        low = rows @ self.a.t()
+        return out.addmm_(low, self.b.t(), alpha=self.scaling), low
 
-    def __deepcopy__(self, memo: Any) -> PackedCopies:
-        return PackedCopies()
+    def grad_low(self, grad: Tensor) -> Tensor | None:
+        """scaling g B (T, r) for g = d(loss)/d(output) (T, out)."""
+        return None if self.b is None else (grad @ self.b).mul_(self.scaling)
 
-    def __reduce__(self) -> tuple[Any, tuple[()]]:
-        return PackedCopies, ()
+    def grad_input(self, grad: Tensor, grad_low: Tensor | None) -> Tensor:
+        """dx = g W + scaling g B A, (T, in)."""
+        # oneDNN multiplies with the transposed view as fast as with a packed copy: no second copy of the weights.
+        out = _frozen_product(grad, self.weight.t())
+        return out if grad_low is None or self.a is None else out.addmm_(grad_low, self.a)
+
+    def grad_b(self, grad: Tensor, low: Tensor) -> Tensor:
+        """dB = scaling g^T (x A^T), (out, r)."""
+        return (low.t() @ grad).t().mul(self.scaling)
+
+
+def _frozen_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """(T, in) times a matrix (out, in) or its transposed view."""
+    if x.dtype != torch.float32 or weight.numel() < MIN_ELEMENTS or not available():
+        return F.linear(x, weight, bias)
+    return packed_linear(x, weight, bias)
 
 
 class _LoraProduct(torch.autograd.Function):
-    """x W^T + bias + scaling x A^T B^T with a frozen W. The gradients, for g = d(loss)/d(output):
-
-    dx = g W + scaling g B A,   dA = scaling (g B)^T x,   dB = scaling g^T (x A^T).
-    """
+    """One `Product`. The gradient of A is scaling (g B)^T x."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        a: Tensor | None,
-        b: Tensor | None,
-        scaling: float,
-        copies: PackedCopies,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, product: Product, a: Tensor | None, b: Tensor | None) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        out = packed_linear(rows, copies.get(weight), bias)
-        low = None
-        if a is not None and b is not None:
-            low = rows @ a.t()
-            out.addmm_(low, b.t(), alpha=scaling)
-        ctx.scaling, ctx.copies, ctx.shape = scaling, copies, x.shape
-        ctx.save_for_backward(rows if ctx.needs_input_grad[3] else None, weight, a, b, low)
+        out, low = product.forward(rows)
+        ctx.product, ctx.shape = product, x.shape
+        ctx.save_for_backward(rows if ctx.needs_input_grad[2] else None, low, a, b)
         return out.view(*x.shape[:-1], -1)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight, a, b, low = ctx.saved_tensors
+        product: Product = ctx.product
+        rows, low, *_ = ctx.saved_tensors
         grad = grads[0].reshape(-1, grads[0].shape[-1])
+        grad_low = product.grad_low(grad)
         grad_x = grad_a = grad_b = None
-        grad_low = None if b is None else (grad @ b).mul_(ctx.scaling)
         if ctx.needs_input_grad[0]:
-            grad_x = packed_linear(grad, ctx.copies.get(weight, transposed=True))
-            if grad_low is not None:
-                grad_x.addmm_(grad_low, a)
-            grad_x = grad_x.view(ctx.shape)
-        if grad_low is not None and ctx.needs_input_grad[3]:
+            grad_x = product.grad_input(grad, grad_low).view(ctx.shape)
+        if grad_low is not None and ctx.needs_input_grad[2]:
             grad_a = grad_low.t() @ rows
-        if ctx.needs_input_grad[4]:
-            grad_b = (low.t() @ grad).t().mul(ctx.scaling)
-        return grad_x, None, None, grad_a, grad_b, None, None
+        if ctx.needs_input_grad[3]:
+            grad_b = product.grad_b(grad, low)
+        return grad_x, None, grad_a, grad_b
 
 
 class FastLoraLinear(lora.Linear):
     """PEFT's LoRA layer with `_LoraProduct` where that computes the same; everything else is the layer's own."""
 
-    copies: PackedCopies
-
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """(..., in) -> (..., out)."""
-        base = self.get_base_layer()
-        adapter = None if args or kwargs else self._fast_adapter(x, base)
-        if adapter is None:
+        base: Any = self.get_base_layer()
+        fast = not (args or kwargs) and fast_input(x) and _frozen(base) and packable(base.weight)
+        product = product_of(self) if fast else None
+        if product is None:
             return super().forward(x, *args, **kwargs)
-        if adapter == "":
-            return _LoraProduct.apply(x, base.weight, base.bias, None, None, 1.0, self.copies)
-        a, b = self.lora_A[adapter].weight, self.lora_B[adapter].weight
-        return _LoraProduct.apply(x, base.weight, base.bias, a, b, self.scaling[adapter], self.copies)
-
-    def _fast_adapter(self, x: Tensor, base: nn.Module) -> str | None:
-        """The one adapter to add, "" for the base alone, None where the fast product would not be the same."""
-        if (
-            x.dtype != torch.float32
-            or x.device.type != "cpu"
-            or self.merged
-            or not frozen_linear(base)
-            or torch.is_autocast_enabled("cpu")
-        ):
-            return None
-        active = [] if self.disable_adapters else [name for name in self.active_adapters if name in self.lora_A]
-        if not active:
-            return ""
-        (name, *others) = active
-        dropout = self.lora_dropout[name]
-        dropping = dropout.training and getattr(dropout, "p", 0.0) > 0
-        return None if others or dropping or not _plain(self, name) else name
+        return _LoraProduct.apply(x, product, product.a, product.b)
 
 
-def frozen_linear(base: nn.Module) -> bool:
-    """Whether a base layer is a plain linear one that does not train and can be packed."""
+def fast_input(x: Tensor) -> bool:
+    """Whether a layer's input is of the kind that `Product` is made for."""
+    return x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+
+
+def product_of(layer: Any) -> Product | None:
+    """What a linear layer computes, with its one active adapter or without any, as a product on float32 matrices in
+    CPU memory; None where it computes something else (DoRA, dropout, two adapters, merged or quantised weights,
+    hooks)."""
+    adapted = isinstance(layer, lora.Linear)
+    base = layer.get_base_layer() if adapted else layer
+    if not _float_linear(base):
+        return None
+    if not adapted:
+        return Product(base.weight, base.bias, None, None, 1.0)
+    if layer.merged or hooked(layer):
+        return None
+    active = [] if layer.disable_adapters else [name for name in layer.active_adapters if name in layer.lora_A]
+    if not active:
+        return Product(base.weight, base.bias, None, None, 1.0)
+    (name, *others) = active
+    dropout = layer.lora_dropout[name]
+    dropping = dropout.training and getattr(dropout, "p", 0.0) > 0
+    if others or dropping or not _plain(layer, name):
+        return None
+    return Product(
+        base.weight, base.bias, layer.lora_A[name].weight, layer.lora_B[name].weight, float(layer.scaling[name])
+    )
+
+
+def _float_linear(base: Any) -> bool:
+    """Whether a base layer is a plain float32 linear one in CPU memory."""
     return (
         type(base) is nn.Linear
-        and not base.weight.requires_grad
-        and (base.bias is None or not base.bias.requires_grad)
-        and packable(base.weight)
-        and not _hooked(base)
+        and base.weight.device.type == "cpu"
+        and base.weight.dtype == torch.float32
+        and base.weight.layout == torch.strided
+        and not hooked(base)
     )
+
+
+def _frozen(base: Any) -> bool:
+    return not base.weight.requires_grad and (base.bias is None or not base.bias.requires_grad)
 
 
 def _plain(layer: Any, adapter: str) -> bool:
@@ -174,13 +191,9 @@ def _plain(layer: Any, adapter: str) -> bool:
         and type(a) is type(b) is nn.Linear
         and a.bias is b.bias is None
         and a.weight.dtype == b.weight.dtype == torch.float32
-        and not _hooked(a)
-        and not _hooked(b)
+        and not hooked(a)
+        and not hooked(b)
     )
-
-
-def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
 def use_fast_lora(model: nn.Module) -> None:
@@ -192,7 +205,6 @@ def use_fast_lora(model: nn.Module) -> None:
         base: Any = module.get_base_layer() if type(module) is lora.Linear else None
         if type(base) is nn.Linear and packable(base.weight):
             module.__class__ = FastLoraLinear
-            module.copies = PackedCopies()  # type: ignore[assignment]
 
 
 # Layers of one parent that are called with the same input, one after another: one product serves them all.
@@ -266,7 +278,7 @@ def _effective(layer: Any) -> tuple[Tensor, Tensor | None] | None:
     """The matrix of a linear layer, with its active adapters added in, and its bias; None where the layer is none or
     computes something else."""
     base = layer.get_base_layer() if isinstance(layer, lora.Linear) else layer
-    if type(base) is not nn.Linear or not packable(base.weight) or _hooked(base):
+    if type(base) is not nn.Linear or not packable(base.weight) or hooked(base):
         return None
     weight = base.weight.detach()
     if base is layer:

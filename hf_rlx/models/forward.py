@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from hf_rlx.models.attention import PackingUnsupportedError
+from hf_rlx.models.lean_blocks import lean_hidden_states
 from hf_rlx.models.packing import Batch
 from hf_rlx.types import TokenScores
 
@@ -196,8 +197,16 @@ def autocast_dtype(hidden: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
-def hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
-    """(tokens, H) last hidden states of a causal language model's decoder on `batch`, flattened."""
+def hidden_states(model: PreTrainedModel, batch: Batch, at: Tensor | None = None) -> Tensor:
+    """(tokens, H) last hidden states of a causal language model's decoder on `batch`, flattened.
+
+    Args:
+        at: (N,) indices of the tokens wanted, in the order wanted -> (N, H); None: all.
+    """
+    if batch.lean:
+        lean = lean_hidden_states(model, batch, at)
+        if lean is not None:
+            return lean
     mask: Tensor | None = batch.attention_mask
     kwargs: dict[str, Any] = {}
     if batch.layout is not None:
@@ -211,7 +220,8 @@ def hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
         use_cache=False,
         **kwargs,
     )
-    return output.last_hidden_state.flatten(0, 1)
+    hidden = output.last_hidden_state.flatten(0, 1)
+    return hidden if at is None else hidden.index_select(0, at)
 
 
 def score_batch(
@@ -241,8 +251,7 @@ def score_batch(
         if critic is not None:
             raise PackingUnsupportedError("a critic needs the hidden states, which this model does not expose")
         return score_from_logits(model, batch, temperature, want_entropy, entropy_grad)
-    hidden = hidden_states(model, batch)
-    before = hidden.index_select(0, batch.predict_index)
+    before = hidden_states(model, batch, batch.predict_index)
     logps, entropy = head_logps(
         before,
         model.get_output_embeddings(),

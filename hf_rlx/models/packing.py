@@ -28,6 +28,7 @@ class Batch:
             of the prompt's last token where the response is empty.
         targets: (N,) the response tokens themselves, response after response.
         completion_mask: (B, R) bool, True on real response tokens; N = its sum.
+        lean: whether the packed row may run through `lean_blocks`.
     """
 
     input_ids: Tensor
@@ -38,6 +39,7 @@ class Batch:
     last_index: Tensor
     targets: Tensor
     completion_mask: Tensor
+    lean: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -57,11 +59,11 @@ def completion_mask(groups: Sequence[Group], device: torch.device | str = "cpu")
     return torch.arange(int(lengths.max().clamp(min=1)), device=device)[None, :] < lengths[:, None]
 
 
-def pack_groups(groups: Sequence[Group], device: torch.device | str = "cpu") -> Batch:
+def pack_groups(groups: Sequence[Group], device: torch.device | str = "cpu", lean: bool = False) -> Batch:
     """Lay groups out as one packed row: each prompt once, then its responses.
 
     Args:
-        groups: P groups. device: of the result.
+        groups: P groups. device: of the result. lean: of the batch.
 
     Returns:
         A `Batch` of T = sum of `group.num_tokens` tokens.
@@ -131,6 +133,7 @@ def pack_groups(groups: Sequence[Group], device: torch.device | str = "cpu") -> 
         last_index=torch.tensor(last, device=device),
         targets=torch.cat([ids for g in groups for ids in g.response_ids]).to(device),
         completion_mask=mask.to(device),
+        lean=lean,
     )
 
 

@@ -25,16 +25,20 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class ForwardPlan:
     """How this model's forward is run: `packed` prefix-tree rows or padded batches; log-probs in `chunked`
-    form from the hidden states or from the model's own logits. `reason` says why not the fast way."""
+    form from the hidden states or from the model's own logits. `reason` says why not the fast way. `lean`: packed rows
+    through `lean_blocks` where a model is made for that."""
 
     packed: bool = True
     chunked: bool = True
     reason: str | None = None
     verified: bool = False
+    lean: bool = True
 
     def batch(self, groups: Sequence[Group], device: torch.device | str, pad_token_id: int = 0) -> Batch:
         """Lay `groups` out as this plan wants them."""
-        return pack_groups(groups, device) if self.packed else pad_groups(groups, device, pad_token_id)
+        if self.packed:
+            return pack_groups(groups, device, lean=self.lean and self.chunked)
+        return pad_groups(groups, device, pad_token_id)
 
 
 def initial_plan(model: PreTrainedModel, packing: bool) -> ForwardPlan:
@@ -44,7 +48,7 @@ def initial_plan(model: PreTrainedModel, packing: bool) -> ForwardPlan:
     if reason is None:
         model.set_attn_implementation(TREE_ATTENTION)
         return ForwardPlan()
-    return ForwardPlan(packed=False, reason=reason)
+    return ForwardPlan(packed=False, reason=reason, lean=False)
 
 
 def not_a_decoder(model: Any) -> str | None:
@@ -106,7 +110,10 @@ def verify_plan(
             problem = _disagreement(model, groups, candidate, reference, device)
             if problem is None:
                 break
-            candidate = ForwardPlan(False, candidate.chunked if candidate.packed else False, problem)
+            if candidate.packed and candidate.lean:  # the names of a Llama, another arithmetic
+                candidate = replace(candidate, lean=False)
+                continue
+            candidate = ForwardPlan(False, candidate.chunked if candidate.packed else False, problem, lean=False)
     if candidate.reason is not None:
         way = "from hidden states" if candidate.chunked else "from the model's logits"
         layout = "packed rows" if candidate.packed else "padded batches"

@@ -77,7 +77,7 @@ def score(
         batch = shared.plan.batch(row, shared.device, shared._pad_token_id)
         count = len(batch.last_index)
         where = batch.last_index if ends is None else token_index(batch, ends[start : start + count])
-        scores.append(head(hidden_states(shared._active, batch).index_select(0, where)))
+        scores.append(head(hidden_states(shared._active, batch, where)))
         start += count
     return torch.cat(scores)
 

@@ -13,16 +13,25 @@ from torch import nn
 logger = logging.getLogger(__name__)
 
 _SHORTHAND = "all-linear"
+# What families call their layers: a list for several of them names some that a model lacks. Anything else is misspelt.
+_OF_FAMILIES = {
+    *("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "in_proj", "qkv_proj", "Wqkv", "query_key_value"),
+    *("gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3", "fc1", "fc2", "fc_in", "fc_out"),
+    *("c_attn", "c_proj", "c_fc", "dense", "dense_h_to_4h", "dense_4h_to_h", "query", "key", "value"),
+}
 
 
 def check_targets(model: Any, config: Any) -> None:
-    """Refuse an adapter that would sit nowhere, and point out names that fit no module.
+    """Refuse an adapter that would not sit where it is told to: PEFT itself passes over names that fit nowhere.
+
+    Beside names that fit, one that other families of models use is told and passed over.
 
     Args:
         model: that gets the adapter; may have others. config: of PEFT.
 
     Raises:
-        ValueError: no module fits `target_modules`; the message has the nearest names and all that there are.
+        ValueError: no module fits a name in `target_modules`, all of them, or the pattern; the message has the
+            nearest names and all that there are.
     """
     if getattr(model, "peft_config", None) is not None and hasattr(model, "get_base_model"):
         model = model.get_base_model()
@@ -30,10 +39,11 @@ def check_targets(model: Any, config: Any) -> None:
     if targets and str(targets).lower() != _SHORTHAND:
         known = [name for name, _ in model.named_modules() if name]
         unknown = _unknown(targets, known)
-        if unknown and (isinstance(targets, str) or len(unknown) == len(set(targets))):
-            if not getattr(config, "target_parameters", None):
-                raise ValueError(f"target_modules: {_told(unknown, model)}")
-        elif unknown:
+        none_fits = isinstance(targets, str) or len(unknown) == len(set(targets))
+        wrong = unknown if none_fits else [name for name in unknown if name not in _OF_FAMILIES]
+        if wrong and not getattr(config, "target_parameters", None):
+            raise ValueError(f"target_modules: {_told(wrong, model)}")
+        if unknown and not none_fits:
             logger.warning("target_modules: %s. The others are taken", _told(unknown, model))
     saved = getattr(config, "modules_to_save", None)
     if saved:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hf_rlx.models.decoder_parts import LayerParts, decoder_parts, hooked, plain_rms_norm
 from hf_rlx.rollout.cache import GrowingLayer
 
 _Call = Callable[[Tensor], Tensor]
@@ -90,70 +91,45 @@ def lean_step(model: Any, cache: Any) -> LeanStep | None:
         model: a transformers model, adapters injected or not.
         cache: what the generator decodes with.
     """
-    decoder = model.base_model
-    parts: list[Any] = [getattr(decoder, name, None) for name in ("embed_tokens", "layers", "norm", "rotary_emb")]
-    head = model.get_output_embeddings()
-    if any(part is None for part in parts) or head is None or hasattr(model, "hf_device_map"):
+    parts, head = decoder_parts(model), model.get_output_embeddings()
+    if parts is None or head is None or len(parts.layers) != len(cache.layers):
         return None
-    embed, layers, norm, rotary = parts
-    if len(layers) != len(cache.layers) or any(type(layer) is not GrowingLayer for layer in cache.layers):
+    if any(type(layer) is not GrowingLayer for layer in cache.layers):
         return None  # a sliding window or another kind of state
-    blocks = [_block(layer) for layer in layers]
-    found = [block for block in blocks if block is not None]
-    if len(found) < len(blocks) or _hooked(decoder) or _hooked(model):
-        return None
-    return LeanStep(_call(embed), _call(rotary), found, _norm(norm), _call(head))
+    blocks = [_block(layer) for layer in parts.layers]
+    return LeanStep(_call(parts.embed), _call(parts.rotary), blocks, _norm(parts.norm), _call(head))
 
 
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-_MLP = ("gate_proj", "up_proj", "act_fn", "down_proj")
-
-
-def _block(layer: Any) -> _Block | None:
-    attention: Any = getattr(layer, "self_attn", None)
-    mlp: Any = getattr(layer, "mlp", None)
-    norms: list[Any] = [getattr(layer, name, None) for name in ("input_layernorm", "post_attention_layernorm")]
-    projections: list[Any] = [getattr(attention, name, None) for name in _ATTENTION]
-    feed: list[Any] = [getattr(mlp, name, None) for name in _MLP]
-    scaling: Any = getattr(attention, "scaling", None)
-    head_dim: Any = getattr(attention, "head_dim", None)
-    if any(part is None for part in (*norms, *projections, *feed, scaling, head_dim)):
-        return None
-    if any(_hooked(module) for module in (layer, attention, mlp)):  # placed, split or watched by somebody
-        return None
-    q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-    q, k, v, o = (_call(module) for module in projections)
-    gate, up, act, down = (_call(module) for module in feed)
+def _block(parts: LayerParts) -> _Block:
+    q, k, v, o = (_call(module) for module in (parts.q, parts.k, parts.v, parts.o))
+    gate, up, act, down = (_call(module) for module in (parts.gate, parts.up, parts.act, parts.down))
     return _Block(
-        before_attention=_norm(norms[0]),
+        before_attention=_norm(parts.input_norm),
         q=q,
         k=k,
         v=v,
-        q_norm=None if q_norm is None else _norm(q_norm),
-        k_norm=None if k_norm is None else _norm(k_norm),
+        q_norm=None if parts.q_norm is None else _norm(parts.q_norm),
+        k_norm=None if parts.k_norm is None else _norm(parts.k_norm),
         o=o,
-        before_mlp=_norm(norms[1]),
+        before_mlp=_norm(parts.post_norm),
         gate=gate,
         up=up,
         act=act,
         down=down,
-        scaling=float(scaling),
-        head_dim=int(head_dim),
+        scaling=parts.scaling,
+        head_dim=parts.head_dim,
     )
 
 
 def _norm(module: Any) -> _Call:
     """In float32 one call of torch for the six of transformers' own RMSNorm."""
-    eps, weight = getattr(module, "variance_epsilon", None), getattr(module, "weight", None)
-    if eps is None or weight is None or weight.dtype != torch.float32 or _hooked(module):
+    found = plain_rms_norm(module)
+    if found is None or found[0].dtype != torch.float32:
         return _call(module)
+    weight, eps = found
     return partial(F.rms_norm, normalized_shape=tuple(weight.shape), weight=weight, eps=eps)
 
 
 def _call(module: Any) -> Any:
     """The module's forward, without the module's own call around it where nothing is hooked into that."""
-    return module if not isinstance(module, nn.Module) or _hooked(module) else module.forward
-
-
-def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"))
+    return module if not isinstance(module, nn.Module) or hooked(module) else module.forward

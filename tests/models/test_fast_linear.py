@@ -148,7 +148,6 @@ def test_a_copy_has_its_own():
     other = copy.deepcopy(fast)
     with torch.no_grad():
         other.get_base_model().up.base_layer.weight.zero_()
-    assert layers(other)[0].copies is not layers(fast)[0].copies
     torch.testing.assert_close(fast(x).detach(), before)
     assert (other(x) - before).abs().max() > 1e-3
 
