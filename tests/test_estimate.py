@@ -242,6 +242,17 @@ def test_the_command_for_scripts(capsys, tmp_path):
     assert main(["estimate", "--config", str(file), "--json", "--load-in-4bit", "--max-length", "512"]) == 0
 
 
+def test_help_has_headings_for_every_algorithm(capsys):
+    """A setting stands once, under no algorithm's name; a default that differs is nobody's in particular."""
+    with pytest.raises(SystemExit):
+        main(["estimate", "--help"])
+    text = capsys.readouterr().out
+    headings = [line[:-1] for line in text.splitlines() if line.endswith(":") and not line.startswith((" ", "usage"))]
+    assert headings == ["options", "what is asked", "model and adapter", "settings of the run"]
+    assert text.count("  --beta ") == text.count("  --num-generations ") == 1
+    assert "(default: the algorithm's)" in text
+
+
 def test_the_command_refuses_what_the_algorithm_lacks(capsys):
     for words, told in (
         (["--algorithm", "dpo", "--num-generations", "4"], "--num-generations is no setting of dpo"),

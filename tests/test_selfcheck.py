@@ -88,6 +88,15 @@ def test_bad_files(content: str, message: str, tmp_path: Path, capsys):
     assert main(["verify", str(tmp_path / "missing.jsonl")]) == 2
 
 
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_a_file_without_rows_is_an_error(content: str, tmp_path: Path, capsys):
+    file = tmp_path / "empty.csv"
+    file.write_text(content)
+    assert main(["verify", str(file), "--strict"]) == 1
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", f"hf-rlx verify: error: {file} has no rows\n")
+
+
 NIM = {"completion": "Moves: 1:1", "state": "1", "expected": True}
 ADD = "def add(a, b):\n    return a + b\n"
 EACH: dict[str, tuple[list[str], list[dict]]] = {

@@ -102,7 +102,7 @@ def facts_from_folder(folder: Path) -> RunFacts:
     state = _json(folder / _STATE)
     log = state.get("log_history") or []
     rewards = _rewards_in(log)
-    table = history.held_out(log, rewards)
+    table = history.held_out(log, rewards, verdicts=())  # which functions judge is not told there
     before, after = history.score_pair(table.scores[0]) if table.scores else (None, None)
     scores = table.scores[1:] if after else table.scores
     role = "reward" if kind.startswith("classifier") else role
@@ -127,7 +127,7 @@ def facts_from_folder(folder: Path) -> RunFacts:
         epochs=state.get("epoch"),
         processes=run.get("world_size"),
         seconds=history.seconds(log),
-        curve=history.curve(log, rewards),
+        curve=history.curve(log, rewards, verdicts=()),
     )
 
 

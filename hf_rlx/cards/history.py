@@ -7,7 +7,7 @@ the same card. `log_history` is that of `transformers.TrainerState`: one diction
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from hf_rlx.cards.facts import Course, Measure, Score
@@ -101,6 +101,7 @@ def held_out(
     rewards: Sequence[str] = (),
     dataset: str | None = None,
     best_step: int | None = None,
+    verdicts: Collection[str] | None = None,
 ) -> HeldOut:
     """Before and after training, of one held-out set.
 
@@ -108,6 +109,8 @@ def held_out(
         log_history: see above. rewards: names of the reward functions.
         dataset: name of the set, where the run has several.
         best_step: the step whose weights the run ends with; None: the last.
+        verdicts: those of `rewards` that say right or wrong, whose mean is an accuracy; a graded one may happen to
+            give 0 and 1 only, and is logged as an accuracy then. None: all that are logged so.
 
     Returns:
         `before` is taken of an evaluation at step 0 only: without one it is not known.
@@ -123,7 +126,7 @@ def held_out(
     last = _joined(log for log in logs if log["step"] == last_step)
     over_steps = f"{prefix}n_steps" in {**first, **last}
     ours = [_Line("accuracy", "accuracy over steps")] if over_steps else _SCORES
-    lines = [_Line(f"accuracy/{name}", f"accuracy by `{name}`") for name in rewards]
+    lines = [_Line(f"accuracy/{name}", f"accuracy by `{name}`") for name in _judges(rewards, verdicts)]
     scores = [m for line in (*lines, *ours) if (m := _measure(line, prefix, first, last, dataset))]
     scores = [m for m in scores if (m.after_interval or m.before_interval) is not None]
     # Of a single reward of 0 and 1 the mean is the accuracy.
@@ -152,14 +155,20 @@ def course(log_history: Sequence[Log]) -> list[Course]:
     return found
 
 
-def curve(log_history: Sequence[Log], rewards: Sequence[str] = (), dataset: str | None = None) -> list[Log]:
+def curve(
+    log_history: Sequence[Log],
+    rewards: Sequence[str] = (),
+    dataset: str | None = None,
+    verdicts: Collection[str] | None = None,
+) -> list[Log]:
     """One row a step with the columns of `plots.plot_run`; of a long run about a thousand training logs.
 
     Args:
-        log_history, rewards, dataset: see `held_out`; the accuracy is that of the first reward function that has one.
+        log_history, rewards, dataset, verdicts: see `held_out`; the accuracy is that of the first reward function
+            that has one.
     """
     prefix = f"eval_{dataset}_" if dataset else "eval_"
-    candidates = [*(f"accuracy/{name}" for name in rewards), *(line.metric for line in _SCORES)]
+    candidates = [*(f"accuracy/{name}" for name in _judges(rewards, verdicts)), *(line.metric for line in _SCORES)]
     score = next((name for name in candidates if any(f"{prefix}{name}_low" in log for log in log_history)), None)
     columns = {f"{prefix}{metric}": column for metric, column in _EVALUATION.items()}
     if score is not None:
@@ -181,6 +190,10 @@ def curve(log_history: Sequence[Log], rewards: Sequence[str] = (), dataset: str 
 def seconds(log_history: Sequence[Log]) -> float | None:
     """Wall-clock seconds of the training, where it has ended."""
     return next((_number(log["train_runtime"]) for log in reversed(log_history) if "train_runtime" in log), None)
+
+
+def _judges(rewards: Sequence[str], verdicts: Collection[str] | None) -> list[str]:
+    return [name for name in rewards if verdicts is None or name in verdicts]
 
 
 def _measure(line: _Line, prefix: str, first: Log, last: Log, dataset: str | None) -> Measure | None:

@@ -26,6 +26,7 @@ from types import ModuleType
 COMMANDS: dict[str, str] = {
     "sft": "supervised fine-tuning on demonstrations",
     "reward": "a reward model from pairs or ranked answers",
+    "prm": "a process reward model from solutions with a label a step",
     "grpo": "GRPO, DAPO, Dr. GRPO, GSPO or RLOO against verifiers or a reward model",
     "ppo": "PPO with a critic on the policy's base, against verifiers or a reward model",
     "dpo": "direct preference optimisation on pairs",

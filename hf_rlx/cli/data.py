@@ -14,7 +14,7 @@ from hf_rlx.cli import UsageError
 from hf_rlx.cli.options import options_of
 from hf_rlx.cli.settings import nearest
 
-DataKind = Literal["prompts", "pairs", "demonstrations"]
+DataKind = Literal["prompts", "pairs", "demonstrations", "steps"]
 TASKS = ("arithmetic", "spoken_arithmetic", "countdown", "nim", "reasoning_gym", "svamp")
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 _NUMBERS = ("margin",)  # columns that are numbers, where everything else in a CSV file is text
@@ -61,7 +61,7 @@ def load_data(options: dict[str, Any], kind: DataKind, seed: int) -> Data:
             data.held_out = held.train
     elif options["eval_fraction"] is not None:
         data.train, data.held_out = _divided(data.train, options["eval_fraction"], seed)
-    renames = _renames(options["columns"])
+    renames = renames_of(options["columns"])
     if renames:
         data.train = _renamed(data.train, renames, "the training rows")
         data.held_out = None if data.held_out is None else _renamed(data.held_out, renames, "the held-out rows")
@@ -169,10 +169,10 @@ def _split_of(found: Any, split: str, name: str) -> Any:
 def _task(name: str, options: dict[str, Any], kind: DataKind) -> Data:
     from hf_rlx.data import tasks
 
-    if kind == "pairs":
+    if kind in ("pairs", "steps"):
+        rows = "chosen and rejected answers" if kind == "pairs" else "solutions in steps and their labels"
         raise UsageError(
-            f"the task {name} has prompts and answers, and this command needs rows with chosen and rejected answers; "
-            "give a file or Hub id"
+            f"the task {name} has prompts and answers, and this command needs rows with {rows}; give a file or Hub id"
         )
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     if name == "reasoning_gym" and "name" not in options and "task_name" not in options:
@@ -286,8 +286,12 @@ def _divided(rows: Any, share: float, seed: int) -> tuple[Any, Any]:
     return parts["train"], parts["test"]
 
 
-def _renames(columns: Any) -> dict[str, str]:
-    """{old: new} out of words `new=old` or a section `new: old`."""
+def renames_of(columns: Any) -> dict[str, str]:
+    """{old: new} out of words `new=old`, also several with commas, or a section `new: old`.
+
+    Raises:
+        UsageError: a word has no `=`.
+    """
     if not columns:
         return {}
     if isinstance(columns, dict):

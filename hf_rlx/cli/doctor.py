@@ -11,7 +11,7 @@ from hf_rlx.cli.flags import add_flags
 from hf_rlx.cli.options import DATA, MODEL, REWARD, choose, defaults
 from hf_rlx.cli.settings import add_config, resolve
 
-METHODS = ("sft", "reward", "grpo", "ppo", "dpo", "ipo", "simpo", "orpo", "iterative-dpo")
+METHODS = ("sft", "reward", "prm", "grpo", "ppo", "dpo", "ipo", "simpo", "orpo", "iterative-dpo")
 _FLAGS = (*choose(MODEL, "model"), *DATA, *REWARD)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_rlx.cli import UsageError, module_of
 from hf_rlx.cli.flags import Flag, Kinds, add_flags
+from hf_rlx.cli.options import DATA, MODEL, REWARD, RUN
 from hf_rlx.cli.settings import add_config, resolve
 from hf_rlx.cli.training import Recipe, fields_of, flags_of
 
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from hf_rlx.cli.session import Session
     from hf_rlx.estimate import Estimate
 
-COMMANDS_THAT_TRAIN = ("grpo", "ppo", "dpo", "ipo", "simpo", "orpo", "iterative-dpo", "sft", "reward")
+COMMANDS_THAT_TRAIN = ("grpo", "ppo", "dpo", "ipo", "simpo", "orpo", "iterative-dpo", "sft", "reward", "prm")
 _TITLE = "what is asked"
+_SETTINGS = "settings of the run"
+_HEADINGS = {flag.group for flag in (*MODEL, *DATA, *REWARD, *RUN)}
 FLAGS = (
     Flag("algorithm", Kinds.of("str"), "grpo", f"one of: {', '.join(COMMANDS_THAT_TRAIN)}", _TITLE, "NAME"),
     Flag("card", Kinds.of("str | None"), "", "t4, l4, a100, a100-80 or cpu (default: this machine's)", _TITLE, "NAME"),
@@ -47,9 +50,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "not, or an error; 2 a wrong setting"
     )
     add_config(parser)
-    every = {flag.name: flag for name in COMMANDS_THAT_TRAIN for flag in flags_of(_recipe(name))}
-    shown = [flag if flag.name in _LISTED else dataclasses.replace(flag, text="No effect") for flag in every.values()]
-    add_flags(parser, (*FLAGS, *sorted(shown, key=lambda flag: flag.name not in _LISTED)))
+    add_flags(parser, (*FLAGS, *_settings()))
+
+
+def _settings() -> list[Flag]:
+    """Every setting of every algorithm, once; listed are those that change the memory, which come first, under
+    headings that fit all algorithms."""
+    found: dict[str, list[Flag]] = {}
+    for name in COMMANDS_THAT_TRAIN:
+        for flag in flags_of(_recipe(name)):
+            found.setdefault(flag.name, []).append(flag)
+    shown = []
+    for name, flags in found.items():
+        first = flags[0]
+        if name not in _LISTED:
+            first = dataclasses.replace(first, text="No effect")
+        elif len({flag.default for flag in flags}) > 1:
+            first = dataclasses.replace(first, default="the algorithm's")
+        group = first.group if first.group in _HEADINGS else _SETTINGS
+        shown.append(dataclasses.replace(first, group=group))
+    return sorted(shown, key=lambda flag: flag.name not in _LISTED)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_rlx.cli import UsageError
 from hf_rlx.cli.flags import add_flags, dataclass_flags
 from hf_rlx.cli.options import DATA, MODEL, REWARD, choose, defaults
 from hf_rlx.cli.settings import add_config, resolve
+
+if TYPE_CHECKING:
+    from hf_rlx.trainers.grpo import GRPOTrainer
+
+
+_LENGTH = 512  # tokens of an answer where nothing says how many
 
 
 def _option(default: Any, text: str, metavar: str | None = None) -> Any:
@@ -29,7 +36,9 @@ class EvalOptions:
     limit: int | None = _option(None, "first rows only")
     temperature: float = _option(0.0, "0: the most probable answer; 1: one sampled as in training")
     top_p: float = _option(1.0, "nucleus sampling")
-    max_completion_length: int | None = _option(None, "tokens an answer, EOS included (default: the task's, else 512)")
+    max_completion_length: int | None = _option(
+        None, "tokens an answer, EOS included (default: the task's, else 512, or what the model's context leaves)"
+    )
     batch_size: int = _option(64, "answers that decode side by side")
     seed: int = _option(0, "of sampling")
     output: str | None = _option(None, "JSON file for the metrics", "FILE")
@@ -102,6 +111,7 @@ def evaluate(options: dict[str, Any], beside: Path | None = None) -> dict[str, f
     if not specs:
         raise UsageError("--reward is missing: a verifier such as number or math, or module:function")
     functions = rewards.read_rewards(specs, beside)
+    length = options["max_completion_length"] or data.max_completion_length
     trainer = None
     with _folder(options["completions"]) as folder:
         try:
@@ -109,7 +119,7 @@ def evaluate(options: dict[str, Any], beside: Path | None = None) -> dict[str, f
                 output_dir=folder,
                 beta=0.0,
                 learning_rate=1e-5,  # nothing is trained
-                max_completion_length=options["max_completion_length"] or data.max_completion_length or 512,
+                max_completion_length=length or _LENGTH,
                 max_rollout_rows=options["batch_size"],
                 eval_temperature=options["temperature"],
                 top_p=options["top_p"],
@@ -119,6 +129,8 @@ def evaluate(options: dict[str, Any], beside: Path | None = None) -> dict[str, f
                 seed=options["seed"],
             )
             trainer = GRPOTrainer(**_model(options, config, functions), args=config, eval_dataset=rows)
+            if length is None:
+                _fit(trainer, rows)
             metrics = trainer.evaluate()
         finally:
             if trainer is not None:
@@ -144,6 +156,29 @@ def summary(metrics: dict[str, float]) -> str:
     }
     lines.append(", ".join(text.format(metrics[name]) for name, text in shown.items() if name in metrics))
     return "\n".join(lines)
+
+
+def _fit(trainer: GRPOTrainer, rows: Any) -> None:
+    """Lower the default length of an answer to what the model's context leaves beside the longest prompt."""
+    from hf_rlx.data.formats import naming_rows
+    from hf_rlx.rollout.collect import encode_rows
+
+    args, context = trainer.args, trainer.shared.context_length
+    if context is None or not len(rows):
+        return
+    with naming_rows(rows, "eval_dataset"):
+        prompts = encode_rows(
+            rows, trainer.tokenizer, args.chat_template_kwargs or {}, args.special_tokens_in_messages
+        )
+    longest = max(len(prompt.ids) for prompt in prompts)
+    room = context - longest
+    if 1 <= room < args.max_completion_length:  # without any room the evaluation names the prompt
+        print(
+            f"note: answers have up to {room} tokens, not {args.max_completion_length}: the model's context is "
+            f"{context}, and the longest prompt takes {longest}",
+            file=sys.stderr,
+        )
+        args.max_completion_length = room
 
 
 def _model(options: dict[str, Any], config: Any, functions: list[Any]) -> dict[str, Any]:

@@ -35,6 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--from", dest="kind", choices=kinds, default="auto", help="what the rows are (default: by their columns)")
     add("--split", default=None, help='of a folder or Hub dataset (default: the only one, or "train")')
     add(
+        "--columns",
+        nargs="+",
+        action="extend",
+        default=None,
+        metavar="NEW=OLD",
+        help="rename columns first, new=old: prompt=question chosen=good",
+    )
+    add(
         "--strategy",
         choices=["best_worst", "all", "ranked"],
         default=None,
@@ -79,7 +87,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the report, write the rows; the exit status is as the help says."""
     from hf_rlx.cli import UsageError
-    from hf_rlx.data.pair_files import check_ending, read_rows, write_rows, write_whole
+    from hf_rlx.cli.data import renames_of
+    from hf_rlx.data.pair_files import ColumnError, check_ending, read_rows, write_rows, write_whole
     from hf_rlx.data.pair_report import prepare_pairs
 
     if (args.keep_duplicates or args.keep_contradictions) and args.dedupe is None:
@@ -88,8 +97,12 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--balance is for pairs, not for --strategy ranked")
     if args.out is not None:
         check_ending(Path(args.out))
+    try:
+        found = read_rows(args.file, args.split, renames_of(args.columns))
+    except ColumnError as error:
+        raise UsageError(f"--columns: {error}") from error
     rows, report = prepare_pairs(
-        read_rows(args.file, args.split),
+        found,
         args.kind,
         strategy=args.strategy,
         margin=args.margin,

@@ -14,6 +14,7 @@ from hf_rlx.cli.session import Session
 from hf_rlx.data.demonstrations import check_demonstrations, encode_demonstration
 from hf_rlx.data.formats import check_all_prompts
 from hf_rlx.data.pairs import RankedGroup, check_preferences, encode_preference
+from hf_rlx.data.steps import check_step_rows, encode_step_row
 from hf_rlx.data.tokenize import encode_prompt
 from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.secrets import public
@@ -96,12 +97,38 @@ def _first_row(session: Session, tokenizer: Any) -> str:
             ]
         )
     set_tokens(config, tokenizer)
+    if session.recipe.data == "steps":
+        return _first_steps(row, session, tokenizer, common)
     pairs = session.recipe.data == "pairs"
     for rows, name in ((data.train, "train_dataset"), (data.held_out, "eval_dataset")):
         (check_preferences if pairs else check_demonstrations)(rows, name)
     encode = encode_preference if pairs else encode_demonstration
     ranked = encode(row, 0, tokenizer, max_length=config.max_length, **common)
     return _ranked(ranked, tokenizer, ("chosen", "rejected") if "responses" not in row else ())
+
+
+def _first_steps(row: dict[str, Any], session: Session, tokenizer: Any, common: dict[str, Any]) -> str:
+    """The first solution with its labels, as a process reward model learns it."""
+    config: Any = session.config
+    for rows, name in ((session.data.train, "train_dataset"), (session.data.held_out, "eval_dataset")):
+        check_step_rows(rows, name, config.step_separator, config.ratings)
+    limits = {"max_length": config.max_length, "max_completion_length": config.max_completion_length}
+    found = encode_step_row(
+        row, 0, tokenizer, separator=config.step_separator, ratings=config.ratings, **limits, **common
+    )
+    prompt, solution = found.groups[0].prompt_ids.tolist(), found.groups[0].response_ids[0].tolist()
+    lines = [f"first prompt, {len(prompt)} tokens:", f"  {tokens_of(prompt, tokenizer)}"]
+    begin = 0
+    for place, (end, label) in enumerate(zip(found.ends, found.labels, strict=False)):
+        told = "no label" if label != label else f"right with probability {label:g}"
+        lines += [
+            f"step {place + 1}, {end + 1 - begin} tokens, read at the last; {told}:",
+            f"  {tokens_of(solution[begin : end + 1], tokenizer)}",
+        ]
+        begin = end + 1
+    if found.cut:
+        lines.append("prompt or solution lost tokens to max_length or max_completion_length")
+    return "\n".join(lines)
 
 
 def _ranked(row: RankedGroup, tokenizer: Any, names: tuple[str, ...]) -> str:

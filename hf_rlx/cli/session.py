@@ -183,11 +183,14 @@ def check_model(name: str) -> None:
 
 
 def held_out_line(log_history: Sequence[dict[str, Any]]) -> str | None:
-    """The last held-out accuracy of a reward model or of pairs in one line; None: there is none, or it was printed."""
+    """The last held-out accuracy of a reward model, of pairs or over steps in one line; None: there is none, or it was
+    printed."""
     for log in reversed(log_history):
         for name in ("eval_accuracy", "eval_rewards/accuracies"):
             if name in log and f"{name}_low" in log:
                 low, high = log[f"{name}_low"], log[f"{name}_high"]
+                if "eval_n_steps" in log:  # right and wrong steps are not equally many: one half is nothing special
+                    return f"held out: accuracy over steps {log[name]:.3f} (95 % interval {low:.3f} to {high:.3f})"
                 line = f"held out: accuracy {log[name]:.3f} (95 % interval {low:.3f} to {high:.3f})"
                 return line + (", not told from chance" if low <= 0.5 <= high else "")
     return None

@@ -22,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"  {'expected':<14} the right verdict, called {', '.join(EXPECTED)}:\n"
         f'  {"":<14} true or false, 1 or 0; missing, null or "either" where nobody knows\n\n'
         f"and by verifier:\n{reads}\n\n"
-        "exit status: 0; with --strict 1 where there is any disagreement; 2 for an error"
+        "exit status: 0; with --strict 1 where there is any disagreement; 1 for a file without rows; 2 for another "
+        "error"
     )
     parser.add_argument("file", help="JSONL file, see below")
     parser.add_argument("--verifier", choices=list(VERIFIERS), default="math", help="which one (default: math)")
@@ -49,6 +50,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         options = read_options(args.option) | ({} if args.extract is None else {"extract": args.extract})
         rows = read_rows(Path(args.file))
+        if not rows:
+            print(f"hf-rlx verify: error: {args.file} has no rows", file=sys.stderr)
+            return 1
         if args.gold_from is not None:
             rows = with_gold(rows, Path(args.gold_from), args.on)
         verifier = verifier_named(args.verifier, options)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import json
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, time
 from decimal import Decimal
 from pathlib import Path
@@ -22,42 +23,63 @@ _DATASET = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 FORMATS = (".jsonl", ".json", ".csv", ".parquet")
 
 
-def read_rows(source: str | Path, split: str | None = None) -> list[dict[str, Any]]:
+class ColumnError(ValueError):
+    """Columns cannot be renamed as asked for."""
+
+
+def read_rows(
+    source: str | Path, split: str | None = None, renames: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
     """All rows of a file, a folder or a dataset on the Hub.
 
     Args:
         source: a file by its ending: .jsonl (also .ndjson), .json (a list of rows), .csv, .parquet; a folder of
             `save_to_disk` or with data files; or the name of a dataset on the Hub.
         split: of a folder or a Hub dataset; None: the only one, or "train".
+        renames: column of the source -> what it is called in the rows. What a cell of a CSV file stands for goes by
+            the new name: `chosen` is text, even where it is `42`.
 
     Raises:
         FileNotFoundError: no such file, and no name of a dataset either.
+        ColumnError: there is no column to rename, or there is one of the new name already.
         ValueError: another ending, a file that cannot be read as such (names the line), no rows, no such split.
     """
     path = Path(source)
     if path.is_file():
         if split is not None:
             raise ValueError(f"{path} is a file and has no split {split!r}; leave it out")
-        rows = _read_file(path)
+        rows = _read_file(path, renames or {})
     elif path.is_dir() or (_DATASET.fullmatch(str(source)) and path.suffix not in FORMATS):
         rows = _read_dataset(str(source), path.is_dir(), split)
     else:
         raise FileNotFoundError(f"{source} does not exist")
     if not rows:
         raise ValueError(f"{source} has no rows")
-    return rows
+    return _renamed(rows, renames, str(source)) if renames else rows
 
 
-def _read_file(path: Path) -> list[dict[str, Any]]:
+def _renamed(rows: list[dict[str, Any]], renames: Mapping[str, str], source: str) -> list[dict[str, Any]]:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    for old, new in renames.items():
+        if old not in columns:
+            near = difflib.get_close_matches(old, columns, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ColumnError(f"{source} has no column {old!r}{hint}; it has {columns}")
+        if new in columns and new not in renames:
+            raise ColumnError(f"{source} has a column {new!r} already; rename that one too, or drop it")
+    return [{renames.get(name, name): value for name, value in row.items()} for row in rows]
+
+
+def _read_file(path: Path, renames: Mapping[str, str]) -> list[dict[str, Any]]:
     try:
-        return _rows_of(path)
+        return _rows_of(path, renames)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: no UTF-8 text (byte {error.start}: {error.reason})") from error
     except RecursionError as error:
         raise ValueError(f"{path}: lists or objects too deep inside one another") from error
 
 
-def _rows_of(path: Path) -> list[dict[str, Any]]:
+def _rows_of(path: Path, renames: Mapping[str, str]) -> list[dict[str, Any]]:
     ending = path.suffix.lower()
     if ending == ".parquet":
         import pyarrow.parquet
@@ -67,7 +89,7 @@ def _rows_of(path: Path) -> list[dict[str, Any]]:
         except pyarrow.ArrowInvalid as error:
             raise ValueError(f"{path}: no parquet file ({error})") from error
     if ending == ".csv":
-        return _read_csv(path)
+        return _read_csv(path, renames)
     if ending in (".jsonl", ".ndjson"):
         with path.open(encoding="utf-8-sig") as file:
             return [_json(line, f"{path}, line {n}") for n, line in enumerate(file, start=1) if line.strip()]
@@ -91,7 +113,7 @@ def _json(text: str, where: str, kind: type = dict) -> Any:
     return value
 
 
-def _read_csv(path: Path) -> list[dict[str, Any]]:
+def _read_csv(path: Path, renames: Mapping[str, str]) -> list[dict[str, Any]]:
     limit = csv.field_size_limit(sys.maxsize)  # long conversations are beyond the 128 KiB of the default
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -100,7 +122,7 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
             for row in reader:
                 if None in row or None in row.values():
                     raise ValueError(f"{path}, line {reader.line_num}: another number of cells than of columns")
-                rows.append({name: _cell(name, text) for name, text in row.items()})
+                rows.append({name: _cell(renames.get(name, name), text) for name, text in row.items()})
     finally:
         csv.field_size_limit(limit)
     return rows

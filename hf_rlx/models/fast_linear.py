@@ -11,7 +11,7 @@ Everything that is not float32 on a CPU, not plain LoRA on a plain linear layer,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -58,7 +58,7 @@ def packable(weight: Tensor) -> bool:
 
 
 class Product(NamedTuple):
-    """x W^T + bias + scaling x A^T B^T with a frozen W: weight (out, in), bias (out,) or None, a (r, in) and
+    """x W^T + bias + scaling x A^T B^T: weight (out, in), bias (out,) or None, a (r, in) and
     b (out, r) or both None. Its methods take and give matrices, and know no gradient."""
 
     weight: Tensor
@@ -69,7 +69,7 @@ class Product(NamedTuple):
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """(T, in) -> the product (T, out), and x A^T (T, r), which the gradient of B needs."""
-        out = _frozen_product(rows, self.weight, self.bias)
+        out = product_with(rows, self.weight, self.bias)
         if self.a is None or self.b is None:
             return out, None
         low = rows @ self.a.t()
@@ -82,7 +82,7 @@ class Product(NamedTuple):
     def grad_input(self, grad: Tensor, grad_low: Tensor | None) -> Tensor:
         """dx = g W + scaling g B A, (T, in)."""
         # oneDNN multiplies with the transposed view as fast as with a packed copy: no second copy of the weights.
-        out = _frozen_product(grad, self.weight.t())
+        out = product_with(grad, self.weight.t())
         return out if grad_low is None or self.a is None else out.addmm_(grad_low, self.a)
 
     def grad_b(self, grad: Tensor, low: Tensor) -> Tensor:
@@ -90,52 +90,98 @@ class Product(NamedTuple):
         return (low.t() @ grad).t().mul(self.scaling)
 
 
-def _frozen_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """(T, in) times a matrix (out, in) or its transposed view."""
-    if x.dtype != torch.float32 or weight.numel() < MIN_ELEMENTS or not available():
+def product_with(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + bias, (T, in) -> (T, out), for W (out, in) or a transposed view: by oneDNN where it is made for that.
+    Knows no gradient."""
+    fast = x.dtype == torch.float32 and x.device.type == "cpu" and weight.numel() >= MIN_ELEMENTS and available()
+    if not fast or len(x) == 0:
         return F.linear(x, weight, bias)
     return packed_linear(x, weight, bias)
 
 
-class _LoraProduct(torch.autograd.Function):
-    """One `Product`. The gradient of A is scaling (g B)^T x."""
+EACH = 4  # tensors of a product: weight, bias, A and B
+
+
+def tensors_of(products: tuple[Product, ...]) -> tuple[Tensor | None, ...]:
+    """What a function gets beside its products, because only its own arguments can have a gradient."""
+    return tuple(tensor for p in products for tensor in (p.weight, p.bias, p.a, p.b))
+
+
+def products_backward(
+    products: tuple[Product, ...],
+    grads: tuple[Tensor, ...],
+    lows: list[Tensor | None],
+    make_x: Callable[[], Tensor],
+    need_x: bool,
+    needs: list[bool],
+) -> tuple[Tensor | None, list[Tensor | None]]:
+    """The gradient of the products' common input x, and those of their tensors in turn.
+
+    Args:
+        grads: (T, out) of each product's output. lows: (T, r) what each one's forward gave.
+        make_x: computes x (T, in) anew; called where a weight or an A wants its gradient.
+        need_x, needs: whether x wants one, and which of the `tensors_of` them.
+    """
+    grad_x: Tensor | None = None
+    matrices: list[Tensor | None] = []
+    x = make_x() if any(needs[0::EACH] + needs[2::EACH]) else None
+    for index, (product, grad, low) in enumerate(zip(products, grads, lows, strict=True)):
+        grad_low = product.grad_low(grad)
+        if need_x:
+            part = product.grad_input(grad, grad_low)
+            grad_x = part if grad_x is None else grad_x.add_(part)
+        need_weight, need_bias, need_a, need_b = needs[EACH * index : EACH * (index + 1)]
+        matrices += [
+            grad.t() @ x if need_weight and x is not None else None,
+            grad.sum(0) if need_bias else None,
+            grad_low.t() @ x if need_a and grad_low is not None and x is not None else None,
+            product.grad_b(grad, low) if need_b and low is not None else None,
+        ]
+    return grad_x, matrices
+
+
+class _Linear(torch.autograd.Function):
+    """One `Product` of x (..., in)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, product: Product, a: Tensor | None, b: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, product: Product, *tensors: Tensor | None) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         out, low = product.forward(rows)
         ctx.product, ctx.shape = product, x.shape
-        ctx.save_for_backward(rows if ctx.needs_input_grad[2] else None, low, a, b)
-        return out.view(*x.shape[:-1], -1)
+        *_, need_weight, _, need_a, _ = ctx.needs_input_grad
+        ctx.save_for_backward(rows if need_weight or need_a else None, low, *tensors)
+        return out.view(*x.shape[:-1], len(product.weight))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        product: Product = ctx.product
         rows, low, *_ = ctx.saved_tensors
+        need_x, _, *needs = ctx.needs_input_grad
         grad = grads[0].reshape(-1, grads[0].shape[-1])
-        grad_low = product.grad_low(grad)
-        grad_x = grad_a = grad_b = None
-        if ctx.needs_input_grad[0]:
-            grad_x = product.grad_input(grad, grad_low).view(ctx.shape)
-        if grad_low is not None and ctx.needs_input_grad[2]:
-            grad_a = grad_low.t() @ rows
-        if ctx.needs_input_grad[3]:
-            grad_b = product.grad_b(grad, low)
-        return grad_x, None, grad_a, grad_b
+        grad_x, matrices = products_backward((ctx.product,), (grad,), [low], lambda: rows, need_x, needs)
+        return None if grad_x is None else grad_x.view(ctx.shape), None, *matrices
+
+
+def linear(layer: Any, x: Tensor) -> Tensor:
+    """(..., in) -> (..., out): `layer(x)`, through oneDNN where `layer` is a linear layer that a `Product` describes.
+
+    Frozen and trained layers of equal weights agree to the bit: the KL of a policy and its copy starts at exactly 0.
+    """
+    product = product_of(layer) if fast_input(x) else None
+    return layer(x) if product is None else _Linear.apply(x, product, *tensors_of((product,)))
 
 
 class FastLoraLinear(lora.Linear):
-    """PEFT's LoRA layer with `_LoraProduct` where that computes the same; everything else is the layer's own."""
+    """PEFT's LoRA layer with `_Linear` where that computes the same; everything else is the layer's own."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """(..., in) -> (..., out)."""
         base: Any = self.get_base_layer()
-        fast = not (args or kwargs) and fast_input(x) and _frozen(base) and packable(base.weight)
+        fast = not (args or kwargs) and fast_input(x) and packable(base.weight)
         product = product_of(self) if fast else None
         if product is None:
             return super().forward(x, *args, **kwargs)
-        return _LoraProduct.apply(x, product, product.a, product.b)
+        return _Linear.apply(x, product, *tensors_of((product,)))
 
 
 def fast_input(x: Tensor) -> bool:
@@ -177,10 +223,6 @@ def _float_linear(base: Any) -> bool:
         and base.weight.layout == torch.strided
         and not hooked(base)
     )
-
-
-def _frozen(base: Any) -> bool:
-    return not base.weight.requires_grad and (base.bias is None or not base.bias.requires_grad)
 
 
 def _plain(layer: Any, adapter: str) -> bool:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from hf_rlx.models.attention import PackingUnsupportedError
+from hf_rlx.models.fast_linear import linear, product_with
 from hf_rlx.models.lean_blocks import lean_hidden_states
 from hf_rlx.models.packing import Batch
 from hf_rlx.types import TokenScores
@@ -86,7 +86,7 @@ def _entropy(z: Tensor, exps: Tensor, total: Tensor) -> Tensor:
 def _expected_row(exps: Tensor, total: Tensor, weight: Tensor, slope: Tensor | None) -> Tensor:
     """(n, H) float32: the vocabulary matrix's expected row under softmax = exps / total, each row times `slope`."""
     weights = exps if slope is None else exps * slope
-    return (weights.to(weight.dtype) @ weight).float() / total[:, None]
+    return product_with(weights.to(weight.dtype), weight.t()).float() / total[:, None]
 
 
 class _FrozenHeadLogps(torch.autograd.Function):
@@ -112,7 +112,7 @@ class _FrozenHeadLogps(torch.autograd.Function):
         logps, entropies, jacobian = [], [], []
         for start in range(0, max(hidden.shape[0], 1), chunk):
             rows, wanted = hidden[start : start + chunk], targets[start : start + chunk]
-            z, slope = _log_softmax_terms(F.linear(rows.to(weight.dtype), weight, bias), transform, temperature)
+            z, slope = _log_softmax_terms(product_with(rows.to(weight.dtype), weight, bias), transform, temperature)
             # Few passes: shifted logits, their exponentials and one sum serve the value, the entropy and the gradient.
             z = z.sub_(z.amax(-1, keepdim=True))
             exps = torch.exp(z)
@@ -175,7 +175,7 @@ def head_logps(
         return logps, entropy if want_entropy else None
 
     def run(rows: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor | None]:
-        z, _ = _log_softmax_terms(head(rows), transform, temperature)
+        z, _ = _log_softmax_terms(linear(head, rows), transform, temperature)
         return _read(z, wanted, want_entropy)
 
     parts = []

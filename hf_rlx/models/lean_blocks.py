@@ -20,7 +20,6 @@ padded forward, see `hf_rlx.models.plan`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,7 +30,7 @@ from transformers.activations import SiLUActivation
 
 from hf_rlx.models.attention import tree_attention_forward
 from hf_rlx.models.decoder_parts import DecoderParts, LayerParts, decoder_parts, plain_rms_norm
-from hf_rlx.models.fast_linear import Product, fast_input, product_of
+from hf_rlx.models.fast_linear import EACH, Product, fast_input, product_of, products_backward, tensors_of
 from hf_rlx.models.packing import Batch
 
 
@@ -66,14 +65,6 @@ class Layer(NamedTuple):
     feed: tuple[Product, ...]  # gate, up, down
 
 
-def _tensors(products: tuple[Product, ...]) -> tuple[Tensor | None, ...]:
-    """What a function gets beside its products, because only its own arguments can have a gradient."""
-    return tuple(tensor for p in products for tensor in (p.weight, p.bias, p.a, p.b))
-
-
-_EACH = 4  # a product's weight, bias, A and B
-
-
 class _NormedProducts(torch.autograd.Function):
     """norm(hidden) (T, H) through several products -> a (T, out) each."""
 
@@ -93,46 +84,13 @@ class _NormedProducts(torch.autograd.Function):
         hidden, _, *rest = ctx.saved_tensors
         need_hidden, need_weight, _, _, *needs = ctx.needs_input_grad
         lows = rest[: len(ctx.products)]
-        grad_x, matrices = _products_backward(
+        grad_x, matrices = products_backward(
             ctx.products, grads, lows, lambda: ctx.norm.forward(hidden), need_hidden or need_weight, needs
         )
         grad_hidden = grad_weight = None
         if grad_x is not None:
             grad_hidden, grad_weight = ctx.norm.backward(hidden, grad_x, need_weight)
         return grad_hidden, grad_weight, None, None, *matrices
-
-
-def _products_backward(
-    products: tuple[Product, ...],
-    grads: tuple[Tensor, ...],
-    lows: list[Tensor | None],
-    make_x: Callable[[], Tensor],
-    need_x: bool,
-    needs: list[bool],
-) -> tuple[Tensor | None, list[Tensor | None]]:
-    """The gradient of the products' common input x, and those of their tensors in turn.
-
-    Args:
-        grads: (T, out) of each product's output. lows: (T, r) what each one's forward gave.
-        make_x: computes x (T, in) anew; called where a weight or an A wants its gradient.
-        need_x, needs: whether x wants one, and which of the `_tensors`.
-    """
-    grad_x: Tensor | None = None
-    matrices: list[Tensor | None] = []
-    x = make_x() if any(needs[0::_EACH] + needs[2::_EACH]) else None
-    for index, (product, grad, low) in enumerate(zip(products, grads, lows, strict=True)):
-        grad_low = product.grad_low(grad)
-        if need_x:
-            part = product.grad_input(grad, grad_low)
-            grad_x = part if grad_x is None else grad_x.add_(part)
-        need_weight, need_bias, need_a, need_b = needs[_EACH * index : _EACH * (index + 1)]
-        matrices += [
-            grad.t() @ x if need_weight and x is not None else None,
-            grad.sum(0) if need_bias else None,
-            grad_low.t() @ x if need_a and grad_low is not None and x is not None else None,
-            product.grad_b(grad, low) if need_b and low is not None else None,
-        ]
-    return grad_x, matrices
 
 
 class _AddedProduct(torch.autograd.Function):
@@ -150,7 +108,7 @@ class _AddedProduct(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, low, *_ = ctx.saved_tensors
         need_x, _, _, *needs = ctx.needs_input_grad
-        grad_x, matrices = _products_backward((ctx.product,), grads, [low], lambda: x, need_x, needs)
+        grad_x, matrices = products_backward((ctx.product,), grads, [low], lambda: x, need_x, needs)
         return grad_x, grads[0], None, *matrices
 
 
@@ -177,19 +135,19 @@ class _FeedForward(torch.autograd.Function):
         need_hidden, need_weight, _, _, *needs = ctx.needs_input_grad
         *inputs, down = ctx.products
         active = F.silu(gate)
-        grad_inner, of_down = _products_backward(
-            (down,), grads, [low_down], lambda: active * up, True, needs[2 * _EACH :]
+        grad_inner, of_down = products_backward(
+            (down,), grads, [low_down], lambda: active * up, True, needs[2 * EACH :]
         )
         assert grad_inner is not None
         grad_up = active.mul_(grad_inner)
         grad_gate = torch.ops.aten.silu_backward(grad_inner.mul_(up), gate)
-        grad_x, of_inputs = _products_backward(
+        grad_x, of_inputs = products_backward(
             tuple(inputs),
             (grad_gate, grad_up),
             [low_gate, low_up],
             lambda: ctx.norm.forward(hidden),
             need_hidden or need_weight,
-            needs[: 2 * _EACH],
+            needs[: 2 * EACH],
         )
         grad_hidden = grad_weight = None
         if grad_x is not None:
@@ -252,7 +210,7 @@ def _run(layer: Layer, batch: Batch, rotation: tuple[Tensor, Tensor], at: Tensor
     """One layer: (T, H) -> (T, H), or the rows `at` of it."""
     parts = layer.parts
     q, k, v = _NormedProducts.apply(
-        hidden, layer.input_norm.weight, layer.input_norm, layer.inputs, *_tensors(layer.inputs)
+        hidden, layer.input_norm.weight, layer.input_norm, layer.inputs, *tensors_of(layer.inputs)
     )
     q, k, v = (states.unflatten(-1, (-1, parts.head_dim)) for states in (q, k, v))
     if parts.q_norm is not None and parts.k_norm is not None:
@@ -270,9 +228,9 @@ def _run(layer: Layer, batch: Batch, rotation: tuple[Tensor, Tensor], at: Tensor
     mixed = mixed[0].flatten(-2)
     if at is not None:
         mixed, hidden = mixed.index_select(0, at), hidden.index_select(0, at)
-    hidden = _AddedProduct.apply(mixed, hidden, layer.output, *_tensors((layer.output,)))
+    hidden = _AddedProduct.apply(mixed, hidden, layer.output, *tensors_of((layer.output,)))
     norm = layer.post_norm
-    return _FeedForward.apply(hidden, norm.weight, norm, layer.feed, *_tensors(layer.feed))
+    return _FeedForward.apply(hidden, norm.weight, norm, layer.feed, *tensors_of(layer.feed))
 
 
 def _layers(parts: DecoderParts) -> list[Layer] | None:

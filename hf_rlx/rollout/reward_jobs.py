@@ -24,7 +24,7 @@ from typing import Any, Literal, Protocol
 
 from hf_rlx.rollout.isolation import Crew, Isolated, text_of
 from hf_rlx.rollout.reward_loops import GRACE, Answer, Loop
-from hf_rlx.rollout.reward_models import RewardCall, RewardError, RewardFunction, RewardTimeoutError
+from hf_rlx.rollout.reward_models import RewardCall, RewardError, RewardFunction, RewardTimeoutError, raised_at
 from hf_rlx.rollout.seeding import call_seed
 
 logger = logging.getLogger(__name__)
@@ -120,12 +120,14 @@ class Job:
         """A call for these rows failed: raise the RewardError that says so, or under "skip" let them abstain."""
         told: type[RewardError] = RewardError
         message = f"{self.func.title} raised {type(error).__name__}: {text_of(error)}"
+        place = raised_at(error)
         if isinstance(error, RewardError):
-            told, message = type(error), str(error)
+            told, message, place = type(error), str(error), ""
             self.timeouts += isinstance(error, RewardTimeoutError)
         if not rows:
             message += "; this was for all completions of the prompt in one call, and for none of them alone"
-        fault = told(message + self.func.where(self.lists, rows[0] if rows else 0))
+        message += self.func.where(self.lists, rows[0] if rows else 0)
+        fault = told(f"{message}\nraised at {place}" if place else message)
         # KeyboardInterrupt and SystemExit always stop, and so does a verifier that says that it is broken.
         if not self.skip or not isinstance(error, Exception) or getattr(error, "stops_run", False):
             raise fault from error

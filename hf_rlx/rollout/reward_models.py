@@ -14,9 +14,11 @@ import inspect
 import itertools
 import logging
 import math
+import os
 import re
 import reprlib
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
@@ -36,6 +38,9 @@ from hf_rlx.rollout.isolation import Crew, Isolated, Log, plain_state
 logger = logging.getLogger(__name__)
 
 LARGEST_REWARD = 1e30  # beyond it squares overflow float32, and the gradient of the whole group is silently 0
+_OURS = str(Path(__file__).resolve().parents[1]) + os.sep
+_STANDARD = str(Path(os.__file__).resolve().parent) + os.sep
+_LINE = re.compile(r'^  File "(.+?)", line (\d+), in (\S+)', re.MULTILINE)  # of a traceback
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
@@ -188,6 +193,32 @@ class RewardCall:
     def wrong(self, what: str, index: int = 0) -> RewardError:
         """The error that says `what` the function did, about the row at `index` of this call."""
         return RewardError(f"{self.func.title} {what}{self.func.where(self.lists, self.rows[index])}")
+
+
+def raised_at(error: BaseException) -> str:
+    """Where a reward function raised: `file:line, in name` of the innermost line that is neither this package's nor of
+    an installed one; else of the innermost that is not this package's; empty where there is none.
+
+    Args:
+        error: as it was caught; of a worker process with its traceback as a note, see `Reply`.
+    """
+    lines = [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(error.__traceback__)]
+    for note in getattr(error, "__notes__", ()):
+        lines += _LINE.findall(note)
+    foreign = [line for line in lines if not line[0].startswith(_OURS)]
+    own = [line for line in foreign if not line[0].startswith((_STANDARD, "<frozen")) and not _is_installed(line[0])]
+    found = (own or foreign)[-1:]
+    return "".join(f"{_short(file)}:{number}, in {name}" for file, number, name in found)
+
+
+def _is_installed(file: str) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+
+
+def _short(file: str) -> str:
+    """The path from where the program runs, where it is below."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
 class Numbers:

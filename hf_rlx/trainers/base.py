@@ -275,8 +275,9 @@ class BaseTrainer(Trainer):
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Called by the loop at the point from which it goes on."""
         if checkpoint is not None:
-            self.load_run_state(checkpointing.position_of(self, Path(checkpoint)))
-            self.keeper.restored(Path(checkpoint))
+            position = checkpointing.position_of(self, Path(checkpoint))
+            self.load_run_state(position)
+            self.keeper.restored(Path(checkpoint), position)
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
         self.gradient_guard.check(self)

@@ -203,6 +203,7 @@ def finished(trainer: BaseTrainer, folder: Path) -> bool:
         return False
     trainer._load_from_checkpoint(str(folder))
     trainer.state = state
+    trainer.keeper.seconds_before = position_of(trainer, folder).get("seconds", 0.0)
     if trainer.args.load_best_model_at_end:
         trainer._load_best_model()
     logger.warning("%s has done %d of %d steps: nothing is left to train", folder, state.global_step, steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -41,6 +42,14 @@ class RunKeeper(TrainerCallback):
         self._savable = False  # whether the weights are those of the state: not from the optimizer's step to its end
         self._held: bool | None = None  # a save that waits for the end of the epoch
         self.evaluation_pending = False
+        self.seconds_before = 0.0  # wall clock of the run until this leg of it began
+        self._began: float | None = None  # of this leg, while it trains
+        self._leg = 0.0  # seconds of this leg, once it is over
+
+    @property
+    def seconds(self) -> float:
+        """Wall clock of the run so far, over all its legs; of an earlier one up to the checkpoint that went on."""
+        return self.seconds_before + (self._leg if self._began is None else time.perf_counter() - self._began)
 
     @contextmanager
     def session(self, resume: str | Path | bool | None) -> Iterator[str | None]:
@@ -52,7 +61,9 @@ class RunKeeper(TrainerCallback):
         run = Path(str(self.trainer.args.output_dir))
         self._state, self._savable, self.saved_step, self.last_saved = None, False, 0, None
         self._held, self.evaluation_pending = None, False
+        self.seconds_before, self._began, self._leg = 0.0, time.perf_counter(), 0.0
         with ExitStack() as stack:
+            stack.callback(self._end_leg)
             folder = self._open(run, resume, stack)
             stack.enter_context(self.interrupts)
             try:
@@ -88,8 +99,12 @@ class RunKeeper(TrainerCallback):
             logger.info("resuming from %s", folder)
         return folder
 
-    def restored(self, folder: Path) -> None:
-        """The state of a checkpoint is in place: from here on there is something to save."""
+    def _end_leg(self) -> None:
+        self._leg, self._began = self.seconds - self.seconds_before, None
+
+    def restored(self, folder: Path, position: dict[str, Any]) -> None:
+        """The state of a checkpoint, `position`, is in place: from here on there is something to save."""
+        self.seconds_before = position.get("seconds", 0.0)  # not there: written by an earlier version
         self.saved_step, self.last_saved, self._savable = self.trainer.state.global_step, folder, True
         if self.evaluation_pending:  # the run was stopped in it
             metrics = self.trainer._evaluate(None, None)
@@ -136,7 +151,7 @@ class RunKeeper(TrainerCallback):
         run = Path(trainer._get_output_dir(trial=trial))
         target = run / f"checkpoint-{trainer.state.global_step}"
         checkpointing.best_checkpoint(trainer, run)
-        checkpointing.save(trainer, target, self._state or trainer.run_state())
+        checkpointing.save(trainer, target, {**(self._state or trainer.run_state()), "seconds": self.seconds})
         self.saved_step, self.last_saved = trainer.state.global_step, target
         if trainer.args.push_to_hub:
             try:

@@ -31,6 +31,9 @@ from hf_rlx.cards.folder import SHOWN, licence_of
 from hf_rlx.models.roles import POLICY
 from hf_rlx.trainers.checkpointing import fingerprint
 from hf_rlx.trainers.settings import public_args, secrets_of
+from hf_rlx.verifiers.format import JsonVerifier, RegexVerifier, TagVerifier
+from hf_rlx.verifiers.numbers import NumberVerifier
+from hf_rlx.verifiers.verdict import JudgedRows
 
 if TYPE_CHECKING:
     from hf_rlx.trainers.base import BaseTrainer
@@ -60,6 +63,7 @@ _UNSHOWN = (
     *("activation_checkpointing", "generation_batch_size", "steps_per_generation", "reward_weights", "max_rollout"),
     *("model_init_kwargs", "chat_template_path", "max_tokens_per_", "isolate_", "reward_timeout", "ignore_data_skip"),
 )
+_VERIFIERS = (JudgedRows, NumberVerifier, RegexVerifier, TagVerifier, JsonVerifier)
 _REASONS = {
     "unscored": "no completion of a rollout was scored",
     "cancelled": "the reward functions of a rollout cancelled one another",
@@ -144,7 +148,7 @@ def facts_of(trainer: BaseTrainer) -> RunFacts:
         "steps": state.global_step or None,
         "epochs": state.epoch or None,
         "processes": args.world_size,
-        "seconds": history.seconds(log),
+        "seconds": _seconds(trainer, log),
         "command": command_line(secrets=secrets_of(args)),
         "versions": {**installed_versions(), "python": platform.python_version()},
         "hardware": hardware_line(args.device),
@@ -203,17 +207,36 @@ def _log_of(trainer: BaseTrainer) -> list[dict[str, Any]]:
     )
 
 
+def _verdicts(trainer: BaseTrainer) -> set[str]:
+    """Names of the reward functions that say right or wrong: verifiers without partial credit, and any with an
+    attribute `binary` that is true. Of another one 0 and 1 are numbers like the rest."""
+    scorer = getattr(trainer, "scorer", None)
+    found = set()
+    for function in [] if scorer is None else scorer.functions:
+        judge = isinstance(function.call, _VERIFIERS) and not getattr(function.call, "graded", False)
+        if getattr(function.call, "binary", judge):
+            found.add(function.name)
+    return found
+
+
+def _seconds(trainer: BaseTrainer, log: list[dict[str, Any]]) -> float | None:
+    """Wall clock of the training over all legs of a run that was resumed; so far, where it still trains."""
+    leg = history.seconds(log)
+    return (trainer.keeper.seconds if leg is None else trainer.keeper.seconds_before + leg) or None
+
+
 def _held_out(trainer: BaseTrainer, log: list[dict[str, Any]], rewards: list[str]) -> dict[str, Any]:
     """Scores and measures of all held-out sets; the curve is that of the first."""
     sets: Any = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {None: trainer.eval_dataset}
     best = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
-    tables = [history.held_out(log, rewards, name, best or None) for name in sets]
+    verdicts = _verdicts(trainer)
+    tables = [history.held_out(log, rewards, name, best or None, verdicts) for name in sets]
     scores = [measure for table in tables for measure in table.scores]
     measures = [measure for table in tables for measure in table.measures]
     steps = [table.step for table in tables if table.step is not None]
     found: dict[str, Any] = {
         "after_step": steps[0] if steps else None,
-        "curve": history.curve(log, rewards, next(iter(sets))),
+        "curve": history.curve(log, rewards, next(iter(sets)), verdicts),
     }
     before, after = history.score_pair(scores[0]) if scores else (None, None)
     if after is None or scores[0].dataset:

@@ -35,6 +35,14 @@ def test_of_a_single_reward_the_mean_is_the_accuracy_and_left_out():
     assert [m.name for m in held_out(GRPO, ["f"]).measures] == []
 
 
+def test_a_graded_reward_has_a_mean_even_where_it_gave_0_and_1_only():
+    """It is logged as an accuracy all the same."""
+    table = held_out(GRPO, ["f"], verdicts=())
+    assert (table.scores, table.measures) == ([], [Measure("mean reward", 0.3, 0.6, metric="reward")])
+    assert "accuracy" not in curve(GRPO, ["f"], verdicts=())[0]
+    assert held_out(GRPO, ["f"], verdicts=["f"]) == held_out(GRPO, ["f"])
+
+
 def test_the_best_step_counts_where_its_weights_are_kept():
     logs = [*GRPO[:4], {**GRPO[3], "eval_accuracy/f": 0.125, "step": 3}]
     assert held_out(logs, ["f"]).scores[0].after == 0.125

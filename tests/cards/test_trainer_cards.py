@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard, ModelCardData, metadata_load
+from transformers import TrainerCallback
 
 from hf_rlx.cards import RunFacts
 from hf_rlx.cli import main
@@ -53,6 +54,9 @@ SAMPLED = {**FIELDS, "num_generations": 4, "max_completion_length": 6}
 def even(completion_ids, **_: Any) -> list[float]:
     """1 for an even sum of tokens, else 0: has an accuracy."""
     return [float(sum(ids) % 2 == 0) for ids in completion_ids]
+
+
+even.binary = True  # type: ignore[attr-defined]
 
 
 def graded(completion_ids, **_: Any) -> list[float]:
@@ -339,6 +343,53 @@ def test_the_command_says_what_is_wrong(words, status, message, tmp_path, monkey
         found = error.code
     assert found == status
     assert message in capsys.readouterr().err
+
+
+class _Shorter(TrainerCallback):
+    """Puts the beginning of a leg 100 s back, as if its steps had been slow."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.trainer.keeper._began -= 100
+
+
+def test_the_time_is_that_of_all_legs(tmp_path):
+    """Three legs of one step, each 100 s longer than it was: of the second's checkpoint more than 200 s, at the end
+    more than 300; the first two end with the step, so less than a few seconds beside."""
+    for step in (1, 2, 3):
+        trainer = scripted(config(tmp_path, max_steps=step, save_strategy="steps", save_steps=1))
+        slow = _Shorter()
+        slow.trainer = trainer
+        trainer.add_callback(slow)
+        trainer.train(resume_from_checkpoint=step > 1)
+        trainer.save_model()
+        if step == 2:
+            assert 200 < RunFacts.load(tmp_path / "checkpoint-2").seconds < 260
+    assert 200 < RunFacts.load(tmp_path).seconds < 260  # the last leg counts as transformers measured it
+    assert 300 < RunFacts.load(tmp_path / "checkpoint-3").seconds < 360
+    trainer = scripted(config(tmp_path, max_steps=3, save_strategy="steps", save_steps=1))
+    trainer.train(resume_from_checkpoint=True)  # nothing is left
+    trainer.save_model()
+    assert 300 < RunFacts.load(tmp_path).seconds < 360
+
+
+def test_only_verdicts_are_called_an_accuracy(tmp_path):
+    """`tens` is graded and gives 0 and 1 here; `judged` is the same and says that it is a verdict."""
+
+    def tens(completion_ids, **_):
+        return [float(len(ids) >= 2) for ids in completion_ids]
+
+    def judged(completion_ids, **_):
+        return tens(completion_ids)
+
+    judged.binary = True
+    for reward, expected in ((tens, "| mean reward |"), (judged, "| accuracy by `judged` |")):
+        trainer = scripted(config(tmp_path / reward.__name__), reward, eval_dataset=rows(6))
+        metrics = trainer.evaluate()
+        trainer.save_model()
+        assert metrics[f"eval_accuracy/{reward.__name__}_n"] == 6  # logged in both cases
+        text = (tmp_path / reward.__name__ / "README.md").read_text()
+        assert expected in text
+        assert ("accuracy" in text) == (reward is judged)
 
 
 def test_a_fault_in_the_card_does_not_cost_the_model(tmp_path, monkeypatch, caplog):

@@ -14,7 +14,7 @@ from hf_rlx import cli
 from hf_rlx.cli import COMMANDS, UsageError, main
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAINING = ["sft", "reward", "grpo", "ppo", "dpo", "ipo", "simpo", "orpo", "iterative-dpo"]
+TRAINING = ["sft", "reward", "prm", "grpo", "ppo", "dpo", "ipo", "simpo", "orpo", "iterative-dpo"]
 
 
 def test_modules_and_help_need_no_torch():

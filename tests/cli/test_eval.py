@@ -53,6 +53,19 @@ def test_a_reward_that_is_no_verdict_has_a_mean(tmp_path, capsys):
     assert list((tmp_path / "answers" / "completions").glob("*.parquet"))
 
 
+def test_answers_fit_the_context(tmp_path, capsys):
+    """The bundled model has 128 positions and a token a character, BOS beside: the longest of the prompts takes 5, so
+    123 are left. A length that is given stays as it is."""
+    (tmp_path / "score.py").write_text("def one(completions, **kwargs):\n    return [1.0] * len(completions)\n")
+    (tmp_path / "rows.csv").write_text("prompt\n1+1=\n2+=\n", encoding="utf-8")
+    words = ["--model", "tiny", "--dataset", str(tmp_path / "rows.csv"), "--reward", f"{tmp_path / 'score.py'}:one"]
+    assert main(["eval", *words, "--quiet"]) == 0
+    told = "note: answers have up to 123 tokens, not 512: the model's context is 128, and the longest prompt takes 5\n"
+    assert told in capsys.readouterr().err
+    assert main(["eval", *words, "--quiet", "--max-completion-length", "4"]) == 0
+    assert "note: " not in capsys.readouterr().err
+
+
 def test_settings_that_are_missing_or_out_of_range(capsys):
     for message, words in {
         "--dataset is missing": ["--model", "tiny"],

@@ -174,6 +174,7 @@ def test_every_trainer_of_the_list_has_a_command():
     assert [r.name for r in RECIPES] == [
         "sft",
         "reward",
+        "prm",
         "grpo",
         "ppo",
         "dpo",

@@ -58,6 +58,32 @@ def test_tokens_are_counted(file, capsys):
     assert "+2.0 characters on average, +2.0 tokens" in capsys.readouterr().out
 
 
+def test_columns_are_renamed_before_cells_are_read(tmp_path, capsys):
+    """`good` holds 42 and 7, which are texts under the name of `chosen`; a column that nobody names stays."""
+    file, out = tmp_path / "mine.csv", tmp_path / "pairs.jsonl"
+    file.write_text("question,good,bad,margin\n40+2=,42,43,1\n3+4=,7,8,2\n", encoding="utf-8")
+    words = ["--columns", "prompt=question", "chosen=good,rejected=bad", "--out", str(out)]
+    assert main(["pairs", str(file), *words]) == 0
+    assert capsys.readouterr().out.startswith("2 rows (pairs) -> 2 pairs")
+    assert read_rows(out)[0] == {"prompt": "40+2=", "chosen": "42", "rejected": "43", "margin": 1}
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (["chosen=god"], "mine.jsonl has no column 'god'; did you mean 'good'?"),
+        (["chosen=good"], "mine.jsonl has a column 'chosen' already"),
+        (["good"], "--columns takes new=old, not 'good'"),
+    ],
+)
+def test_columns_that_cannot_be_renamed(tmp_path, capsys, columns, message):
+    file = write_rows([{"prompt": "p", "good": "a", "chosen": "b", "rejected": "c"}], tmp_path / "mine.jsonl")
+    with pytest.raises(SystemExit) as caught:
+        main(["pairs", str(file), "--columns", *columns])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

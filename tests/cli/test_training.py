@@ -21,7 +21,7 @@ from hf_rlx.persistence.folders import checkpoints
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "examples" / "configs"
-TRAINING = ["sft", "reward", "grpo", "ppo", "dpo", "ipo", "simpo", "orpo", "iterative-dpo"]
+TRAINING = ["sft", "reward", "prm", "grpo", "ppo", "dpo", "ipo", "simpo", "orpo", "iterative-dpo"]
 QUICK = ["--use-cpu", "--disable-tqdm", "--report-to", "none", "--lora-r", "2"]
 SMALL = {  # what makes an example quick beside max_steps
     "grpo": ["--per-device-train-batch-size", "16", "--eval-strategy", "no"],
@@ -45,6 +45,7 @@ def test_examples_run(name, tmp_path, capsys):
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"adapter_model.safetensors", "tokenizer.json", "README.md", "training_args.json"} <= names
     assert ("reward" in names) == (name == "reward")
+    assert ("step_reward" in names) == (name == "prm")
     assert "2 steps done; the model is in" in capsys.readouterr().out
     settings = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8"))
     used = json.loads((tmp_path / "run" / "training_args.json").read_text(encoding="utf-8"))
@@ -103,6 +104,20 @@ def test_an_own_csv_with_own_columns(tmp_path):
     words += ["--columns", "prompt=question", "chosen=good", "rejected=bad", "--max_steps", "1"]
     assert main(["dpo", *words, *QUICK]) == 0
     AutoPeftModelForCausalLM.from_pretrained(tmp_path / "run")
+
+
+def test_a_dry_run_of_steps(capsys):
+    """BOS, nine characters; a step has its line break at the end, where it is read."""
+    assert main(["prm", "--config", str(CONFIGS / "prm.yaml"), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "first prompt, 10 tokens:\n  <bos>|3|0|+|1|9|+|3|5|=\n" in out
+    assert "step 1, 9 tokens, read at the last; right with probability 0:\n  3|0|+|1|9|=|3|9|\\n\n" in out
+
+
+def test_a_task_has_no_steps(capsys):
+    with pytest.raises(SystemExit):
+        main(["prm", "--model", "tiny", "--dataset", "arithmetic"])
+    assert "needs rows with solutions in steps and their labels" in capsys.readouterr().err
 
 
 # Mistakes.

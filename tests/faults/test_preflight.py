@@ -449,6 +449,13 @@ def test_lora_targets_of_which_some_are_wrong(tmp_path, caplog):
     assert "has no module" not in caplog.text
 
 
+def test_a_misspelt_lora_target_beside_a_right_one(tmp_path):
+    """PEFT would train q_proj alone. A pattern is one text, which either fits or does not."""
+    with pytest.raises(ValueError, match=r"the model has no module 'vproj' \(did you mean 'v_proj'"):
+        make("grpo", tmp_path, peft_config=lora(target_modules=["q_proj", "vproj"]))
+    SharedModel.build(tiny_llama(), lora(target_modules=r".*\.(q_proj|vproj)"))
+
+
 @pytest.mark.parametrize(
     ("targets", "message"),
     [(r"layers\.0\.q", "has no module 'layers"), ("q_proj(", "target_modules='q_proj\\(' is no regular expression")],

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hf_rlx.models import lean_blocks
-from hf_rlx.models.fast_linear import Product
+from hf_rlx.models.fast_linear import Product, tensors_of
 from hf_rlx.models.forward import hidden_states
 from hf_rlx.models.lean_blocks import Norm, lean_hidden_states
 from hf_rlx.models.packing import pack_groups, pad_groups
@@ -73,7 +73,7 @@ def test_gradient_of_normed_products():
         made = rebuilt(products, tensors)
         return lean_blocks._NormedProducts.apply(hidden, weight, Norm(weight, 1e-3), made, *tensors)
 
-    differentiated(run, *matrices((5, 6), (6,)), *lean_blocks._tensors(products))
+    differentiated(run, *matrices((5, 6), (6,)), *tensors_of(products))
 
 
 def test_gradient_of_an_added_product():
@@ -82,7 +82,7 @@ def test_gradient_of_an_added_product():
     def run(x, hidden, *tensors):
         return lean_blocks._AddedProduct.apply(x, hidden, *rebuilt(products, tensors), *tensors)
 
-    differentiated(run, *matrices((5, 4), (5, 6)), *lean_blocks._tensors(products))
+    differentiated(run, *matrices((5, 4), (5, 6)), *tensors_of(products))
 
 
 def test_gradient_of_the_feed_forward_part():
@@ -92,7 +92,7 @@ def test_gradient_of_the_feed_forward_part():
         made = rebuilt(products, tensors)
         return lean_blocks._FeedForward.apply(hidden, weight, Norm(weight, 1e-3), made, *tensors)
 
-    differentiated(run, *matrices((5, 6), (6,)), *lean_blocks._tensors(products))
+    differentiated(run, *matrices((5, 6), (6,)), *tensors_of(products))
 
 
 def test_gradient_of_the_rotation():

@@ -49,7 +49,8 @@ def test_a_quarter_is_allowed_and_more_is_not():
     message = (
         r"(?s)^reward function 'fragile' failed on at least 5 of 16 completions, more than the share of 0.25 that "
         r"max_reward_failures allows; first of all:\nreward function 'fragile' raised LookupError: no entry for 0a\n"
-        r"prompt: '2\+2='\ncompletion at index 0 of 4: '0a'$"
+        r"prompt: '2\+2='\ncompletion at index 0 of 4: '0a'\n"
+        r"raised at \S*test_reward_jobs\.py:\d+, in fragile$"
     )
     with pytest.raises(RewardError, match=message) as caught:
         score(breaks_on(*four, "3a"), *SIXTEEN, on_error="skip")

@@ -5,8 +5,10 @@ The default request is prompt "2+2=" with completions "a", "b", "c", "d" and col
 
 import asyncio
 import functools
+import importlib.util
 import logging
 import math
+import re
 import signal
 import threading
 import time
@@ -272,7 +274,21 @@ def test_an_exception_names_function_prompt_and_completion(func):
     assert "completion at index 2 of 4: 'c'" in message
     assert "q" * 100 + " ... " + "q" * 100 in message
     assert "q" * 101 not in message
+    assert re.search(r"\nraised at (\S*/)?test_scoring\.py:\d+, in breaks_on_c$", message)
     assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_where_a_function_raised_is_a_line_of_its_author(tmp_path):
+    """Line 5 of the file calls json, which raises inside the standard library; in a worker process likewise."""
+    file = tmp_path / "mine.py"
+    file.write_text("import json\n\n\ndef reads(completions, **_):\n    return [json.loads(c) for c in completions]\n")
+    spec = importlib.util.spec_from_file_location("mine_of_a_test", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for isolate in (False, True):
+        with pytest.raises(RewardError) as caught:
+            score(module.reads, request(), isolate=isolate)
+        assert f"\nraised at {file}:5, in " in str(caught.value)
 
 
 @pytest.mark.parametrize("func", BREAKING)
