@@ -19,8 +19,9 @@ def test_there_are_reference_cards():
 def test_a_reference_card_is_valid(path: Path):
     data = metadata_load(path)
     assert ModelCardData(**data, ignore_metadata_errors=False).to_dict() == data
-    assert {"hf_rlx", "library_name", "base_model"} <= {*data["tags"], *data.keys()}
     text = ModelCard.load(path).text
+    assert {"hf_rlx", "library_name"} <= {*data["tags"], *data.keys()}
+    assert "base_model" in data or "for `tiny_arith`" in text  # the bundled model is not on the Hub
     images = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
     assert [name for name in images if not (path.parent / name).is_file()] == []
     for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
