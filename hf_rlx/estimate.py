@@ -19,7 +19,7 @@ from peft import LoraConfig, PeftConfig
 
 from hf_rlx.models.blueprint import Blueprint, blueprint, config_of
 from hf_rlx.models.footprint import Part, Run, entries_of, total_of
-from hf_rlx.trainers.config import BaseConfig
+from hf_rlx.trainers.config import CPU_UPDATE_TOKENS, BaseConfig
 from hf_rlx.trainers.online_config import OnlineConfig
 
 GIB = 2**30
@@ -37,7 +37,6 @@ ALGORITHMS: dict[str, str] = {
     "orpo": "hf_rlx.trainers.orpo:ORPOConfig",
     "iterative-dpo": "hf_rlx.trainers.iterative_dpo:IterativeDPOConfig",
 }
-_CPU_UPDATE = 512  # tokens of a forward and backward where max_tokens_per_update is left alone
 
 
 class Advice(NamedTuple):
@@ -191,8 +190,8 @@ def _run_of(
     here, cpu = torch.cuda.is_available() and not args.use_cpu, device == "cpu"
     update, checkpointing = args.max_tokens_per_update, bool(args.activation_checkpointing)
     if cpu == here:  # the configuration was made on the other kind of device
-        chosen = None if here else _CPU_UPDATE
-        update = (_CPU_UPDATE if cpu else None) if update == chosen else update
+        chosen = None if here else CPU_UPDATE_TOKENS
+        update = (CPU_UPDATE_TOKENS if cpu else None) if update == chosen else update
         checkpointing = not cpu
     online, samples = isinstance(args, OnlineConfig), hasattr(args, "max_rollout_rows")
     batch = groups = args.per_device_train_batch_size

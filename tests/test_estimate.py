@@ -43,17 +43,18 @@ def test_sizes_of_a_model_by_hand():
     LoRA of rank r on (out, in) has r * (in + out): 16 * (1152 + 768 + 768 + 1152 + 3 * 2112) a layer.
     A token keeps, a layer: 4 * 576 around the norms, queries and output of attention 576 each, keys and values 192
     each, 4 * 1536 in the gated part, 7 * 16 between LoRA's matrices, two norms' factors, 9 log-normalisers; once
-    2 * 64 of the positions. The last norm keeps what the first one does not, below which nothing trains. All in 4
+    2 * 64 of the positions. The last norm keeps what the first one does not, below which nothing trains. The short
+    forward keeps 2 * 576 of the residual stream, attention's as before, and of the gated part 2 * 1536. All in 4
     bytes. Keys and values: 30 * 2 * 3 * 64.
     """
     sizes = blueprint(SMOLLM2, lora())
     assert sizes.matrices == 30 * 3_538_944
     assert sizes.weights == 30 * (3_538_944 + 2 * 576) + 49152 * 576 + 576
     assert sizes.adapter == sizes.trainable == 30 * 16 * 10176
-    assert sizes.adapted == sizes.matrices
     assert sizes.linear == sizes.matrices + 49152 * 576
     layer = 4 * 576 + 2 * 576 + 2 * 192 + 4 * 1536 + 7 * 16 + 2 + 9
     assert sizes.kept == 4 * (30 * layer + 2 * 64)
+    assert sizes.lean == 4 * 30 * (2 * 576 + 2 * 576 + 2 * 192 + 9 + 2 * 1536 + 7 * 16)
     assert (sizes.cache, sizes.layers, sizes.packs, sizes.head_trains) == (30 * 2 * 3 * 64, 30, True, False)
     whole = blueprint(SMOLLM2)
     assert (whole.trainable, whole.adapter, whole.head_trains) == (sizes.weights, 0, True)
@@ -92,18 +93,17 @@ def test_layers_that_do_not_run_without_values_are_counted_by_formula():
 
 
 def test_parts_of_a_run_with_an_adapter():
-    """Beside the base (float32) stand the adapter, Adam's two numbers a weight, and on a CPU the base twice in
-    oneDNN's layout; the reference costs nothing. An update has 16 tokens of prompt and 4 answers of 8."""
+    """Beside the base (float32) stand the adapter and Adam's two numbers a weight; the reference costs nothing. An
+    update has 16 tokens of prompt and 4 answers of 8."""
     fields = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 8, "use_cpu": True}
     found = estimate(SMOLLM2, "grpo", fields, lora(), prompt_tokens=16)
     sizes, parts = found.sizes, found.parts
     assert parts["base (float32)"] == 4 * sizes.weights
     assert parts["adapters that train"] == parts["gradients"] == 4 * sizes.adapter
     assert parts["optimizer states"] == 8 * sizes.adapter
-    assert parts["base in oneDNN's layout"] == 8 * sizes.matrices
     assert not any("reference" in name for name in parts)
     assert found.run.group == 16 + 4 * 8
-    assert parts["activations"] == sizes.kept * 2 * (16 + 4 * 8)  # both groups fit 512 tokens
+    assert parts["activations"] == sizes.lean * 2 * (16 + 4 * 8)  # both groups fit 768 tokens
     # 8 rows of up to 24 tokens: the buffers begin at 16 + 32.
     assert parts["key-value cache"] == 8 * 48 * sizes.cache * 4
     always = sum(part.bytes for part in found.entries if part.phase == "always")
@@ -116,7 +116,6 @@ def test_parts_of_a_run_on_all_weights():
     weights = 4 * found.sizes.weights
     assert found.parts["reference (frozen model)"] == found.parts["gradients"] == weights
     assert found.parts["optimizer states"] == 2 * weights
-    assert "base in oneDNN's layout" not in found.parts
     assert "reference (frozen model)" not in estimate(SMOLLM2, "grpo", {"beta": 0.0}).parts
     assert "optimizer states" not in estimate(SMOLLM2, "simpo", {"optim": "sgd"}).parts
     eight = estimate(SMOLLM2, "sft", {"optim": "adamw_bnb_8bit"}).parts["optimizer states"]
@@ -124,14 +123,14 @@ def test_parts_of_a_run_on_all_weights():
 
 
 def test_tokens_of_an_update():
-    """A pair is its prompt and two answers, 100 + 2 * 100; 512 tokens hold one, 700 two, and without a limit all 8.
+    """A pair is its prompt and two answers, 100 + 2 * 100; 768 tokens hold two, 500 one, and without a limit all 8.
     Without packing every answer has its prompt."""
 
     def tokens(**fields):
         config = DPOConfig("x", use_cpu=True, max_length=200, **fields)
         return estimate(SMOLLM2, "dpo", config, lora(), prompt_tokens=100).run.update_tokens
 
-    assert (tokens(), tokens(max_tokens_per_update=700), tokens(max_tokens_per_update=10**6)) == (300, 600, 2400)
+    assert (tokens(), tokens(max_tokens_per_update=500), tokens(max_tokens_per_update=10**6)) == (600, 300, 2400)
     assert tokens(packing=False) == 400
     # What a configuration chose for a CPU does not bind a card.
     config = GRPOConfig("x", use_cpu=True, max_completion_length=100, per_device_train_batch_size=32)

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from peft import PeftConfig, PeftModel, get_peft_model
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from hf_rlx.models.fast_linear import MIN_ELEMENTS
+from hf_rlx.models.lean_blocks import lean_kept
 from hf_rlx.models.loading import HUB_OPTIONS, _resolve
 from hf_rlx.models.plan import packing_obstacle
 from hf_rlx.models.storage import has_adapter
@@ -41,9 +41,9 @@ class Blueprint:
 
     weights: of the base. matrices: of its linear layers but the vocabulary's, which 4-bit types hold.
     adapter: of the adapter; 0 without one. trainable: of what trains: the adapter, or all weights.
-    adapted: of frozen matrices below an adapter that are large enough for oneDNN's layout. linear: of all such
-        matrices, the vocabulary's included.
-    kept: bytes that a forward keeps a token for the backward, in all layers together.
+    linear: of matrices that are large enough for oneDNN's layout, the vocabulary's included.
+    kept: bytes that a forward keeps a token for the backward, in all layers together. lean: the same of float32 on a
+        CPU where `lean_blocks` takes such a model; else None.
     cache: of keys and values of one token. hidden: width of the residual stream. vocabulary: tokens.
     head_trains: whether the vocabulary matrix trains. layers: decoder layers. packs: whether packed rows run.
     """
@@ -52,9 +52,9 @@ class Blueprint:
     matrices: int
     adapter: int
     trainable: int
-    adapted: int
     linear: int
     kept: int
+    lean: int | None
     cache: int
     hidden: int
     vocabulary: int
@@ -146,8 +146,7 @@ def _cached(key: _Key) -> Blueprint:
     causal = model.get_base_model() if isinstance(model, PeftModel) else model
     linear = [m.weight for m in causal.modules() if type(m) is nn.Linear and id(m.weight) in base]
     four_bit = [m.weight for m in causal.modules() if isinstance(m, nn.Linear | Conv1D) and id(m.weight) in base]
-    below = [m.get_base_layer() for m in causal.modules() if isinstance(m, BaseTunerLayer)]
-    adapted = [m.weight for m in below if type(m) is nn.Linear and not m.weight.requires_grad]
+    lean = lean_kept(causal)
     vocabulary = {id(p) for p in head.parameters()} if head is not None else set()
     every = list({id(p): p for p in model.parameters()}.values())
     heads = text.num_attention_heads if hasattr(text, "num_attention_heads") else 1
@@ -158,9 +157,9 @@ def _cached(key: _Key) -> Blueprint:
         matrices=_numbers(p for p in four_bit if id(p) not in vocabulary),
         adapter=_numbers(p for p in every if id(p) not in base),
         trainable=_numbers(p for p in every if p.requires_grad),
-        adapted=_numbers(p for p in adapted if p.numel() >= MIN_ELEMENTS),
         linear=_numbers(p for p in linear if p.numel() >= MIN_ELEMENTS),
         kept=_kept(causal, text, key.torch_dtype),
+        lean=None if lean is None or key.torch_dtype != torch.float32 else 4 * lean,
         cache=2 * layers * (getattr(text, "num_key_value_heads", None) or heads) * width,
         hidden=text.hidden_size,
         vocabulary=text.vocab_size,

@@ -45,6 +45,8 @@ class DecoderParts(NamedTuple):
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "act_fn", "down_proj")
+# torch's own question for these has a name from torch 2.8 on only.
+_GLOBAL_HOOKS = tuple(f"_global_{kind}_hooks" for kind in ("forward_pre", "forward", "backward_pre", "backward"))
 
 
 def decoder_parts(model: Any) -> DecoderParts | None:
@@ -55,7 +57,7 @@ def decoder_parts(model: Any) -> DecoderParts | None:
     if any(part is None for part in found) or hasattr(model, "hf_device_map"):
         return None
     embed, layers, norm, rotary = found
-    if hooked(decoder) or hooked(model) or nn_module._has_any_global_hook():
+    if hooked(decoder) or hooked(model) or any(getattr(nn_module, name) for name in _GLOBAL_HOOKS):
         return None
     parts = [_layer_parts(layer) for layer in layers]
     whole = [part for part in parts if part is not None]

@@ -1,8 +1,7 @@
 """The bytes of a run, phase by phase, from its sizes.
 
-    always    Python, the base, adapters and heads, frozen copies, optimizer states, weights in oneDNN's layout
-              and, where a CPU samples, the memory of the sampler's copy of them
-    rollout   the key-value cache, the logits of a step
+    always    Python, the base, adapters and heads, frozen copies, optimizer states
+    rollout   the key-value cache, the logits of a step, on a CPU the sampler's copy of the weights
     scoring   the widest layer of a forward without gradient, rows of the vocabulary matrix
     update    gradients, what one packed forward keeps for its backward, one layer's backward, vocabulary rows
 
@@ -119,18 +118,14 @@ def _always(run: Run, sizes: Blueprint) -> Iterator[Part]:
     yield Part("scalar heads", heads * (sizes.hidden + 1) * 4, "always")
     each = 1 if run.eight_bit else _trained_bytes(run, sizes)
     yield Part("optimizer states", _trainable(run, sizes) * run.optimizer * each, "always")
-    if _blocked(run):
-        # One copy for the forward and, transposed, one for the backward; the base itself stays for saving.
-        yield Part("base in oneDNN's layout", 2 * sizes.adapted * 4, "always")
 
 
 def _rollout(run: Run, sizes: Blueprint) -> Iterator[Part]:
     if not run.samples:
         return
-    # Made for every rollout and dropped after it, but the allocator keeps the memory: tensors of an update rarely fit
-    # the gaps between what stays, and the peak of resident memory was measured as if the copies were still there.
+    # Made for every rollout and dropped after it; the update uses their memory again.
     if run.cpu and run.weights == torch.float32 and not run.four_bit:
-        yield Part("sampler's weights in oneDNN's layout", sizes.linear * 4, "always")
+        yield Part("sampler's weights in oneDNN's layout", sizes.linear * 4, "rollout")
     longest, held = run.prompt + run.completion, run.prompt + 32
     while held < longest:  # as the cache's buffers grow
         held *= 2
@@ -147,7 +142,8 @@ def _update(run: Run, sizes: Blueprint) -> Iterator[Part]:
         yield Part("vocabulary chunk (scoring)", _chunk(run, sizes, run.forward_tokens * answers, 2), "scoring")
     yield Part("gradients", _trainable(run, sizes) * _trained_bytes(run, sizes), "update")
     tokens = run.update_tokens
-    kept = sizes.kept * tokens
+    lean = sizes.lean if run.cpu and run.packs and run.compute == torch.float32 and not run.four_bit else None
+    kept = (sizes.kept if lean is None else lean) * tokens
     if run.checkpointing:  # every layer's input, and one layer computed again
         kept = int(tokens * (sizes.hidden * sizes.layers * run.compute.itemsize + layer))
     yield Part("activations", kept, "update")
@@ -167,11 +163,6 @@ def _chunk(run: Run, sizes: Blueprint, tokens: float, copies: int) -> int:
         return 0
     rows = max(1, min(int(tokens), CHUNK_ELEMENTS // sizes.vocabulary))
     return rows * sizes.vocabulary * 4 * copies + int(tokens) * sizes.hidden * 4 * 2
-
-
-def _blocked(run: Run) -> bool:
-    """Whether frozen matrices below adapters have copies in oneDNN's layout: see `models/fast_linear.py`."""
-    return run.cpu and run.weights == run.compute == torch.float32 and not run.four_bit and run.adapters > 0
 
 
 def _trainable(run: Run, sizes: Blueprint) -> int:

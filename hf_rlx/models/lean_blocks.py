@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from peft.tuners import lora
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
@@ -240,7 +241,7 @@ def _layers(parts: DecoderParts) -> list[Layer] | None:
         norms = [_norm(module) for module in (layer.input_norm, layer.post_norm)]
         products = [product_of(m) for m in (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)]
         found = [product for product in products if product is not None]
-        if None in norms or len(found) < len(products) or not isinstance(layer.act, SiLUActivation | nn.SiLU):
+        if None in norms or len(found) < len(products) or not _gated(layer):
             return None
         if (layer.q_norm is None) != (layer.k_norm is None) or _dropping(layer.attention):
             return None
@@ -250,6 +251,35 @@ def _layers(parts: DecoderParts) -> list[Layer] | None:
         q, k, v, o, *feed = found
         layers.append(Layer(layer, before, (q, k, v), o, after, tuple(feed)))
     return layers
+
+
+def lean_kept(model: Any) -> int | None:
+    """Numbers that this forward keeps a token for the backward, in all layers together; None where a model is built
+    otherwise. The types and the place of its weights do not count, so it may be on the meta device."""
+    parts = decoder_parts(model)
+    if parts is None:
+        return None
+    total = 0
+    for layer in parts.layers:
+        linear: list[Any] = [layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down]
+        bases: list[Any] = [m.get_base_layer() if isinstance(m, lora.Linear) else m for m in linear]
+        if any(plain_rms_norm(m) is None for m in (layer.input_norm, layer.post_norm)) or not _gated(layer):
+            return None
+        if any(type(base) is not nn.Linear for base in bases) or hasattr(layer.layer, "residual_multiplier"):
+            return None
+        width = {name: base.out_features for name, base in zip(_PROJECTIONS, bases, strict=True)}
+        ranks = sum(rank for m in linear if isinstance(m, lora.Linear) for rank in m.r.values())
+        # The residual stream before and behind the attention; its queries, keys, values, output and normalisers.
+        total += 2 * width["down"] + 2 * width["q"] + width["k"] + width["v"] + width["q"] // layer.head_dim
+        total += width["gate"] + width["up"] + ranks
+    return total
+
+
+_PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+def _gated(layer: LayerParts) -> bool:
+    return isinstance(layer.act, SiLUActivation | nn.SiLU)
 
 
 def _norm(module: nn.Module) -> Norm | None:

@@ -20,6 +20,10 @@ from hf_rlx.trainers.removed_fields import REMOVED_FIELDS, replacement
 
 C = TypeVar("C", bound=type)
 
+# Measured on two cores with SmolLM2-135M and groups of 320 tokens, beside one group at a time: two (640 tokens) take
+# 8 % less time, four (1280) 14 %, for 0.2 and 0.7 GiB more of activations.
+CPU_UPDATE_TOKENS = 768
+
 
 def strict(cls: C) -> C:
     """Class decorator of a configuration: an unknown field names the nearest known one or its replacement, and what
@@ -107,8 +111,8 @@ class BaseConfig(TrainingArguments):
     max_tokens_per_update: int | None = described(
         None,
         "Tokens of one forward and backward: a micro-batch of more is done in parts, one after the other, which give "
-        "the same gradient in less memory; whole groups stay together, and several processes do without. None: 512 "
-        "on a CPU, where more at a time is no faster; on GPUs no limit.",
+        "the same gradient in less memory; whole groups stay together, and several processes do without. None: 768 "
+        "on a CPU, where more at a time gains little; on GPUs no limit.",
     )
 
     def __post_init__(self) -> None:
@@ -125,7 +129,7 @@ class BaseConfig(TrainingArguments):
         if self.bf16 and device.type == "cuda" and precision != "bf16":
             raise ValueError("bf16=True, but this GPU has no bfloat16 (compute capability below 8.0); use fp16=True")
         if self.max_tokens_per_update is None and device.type == "cpu":
-            self.max_tokens_per_update = 512
+            self.max_tokens_per_update = CPU_UPDATE_TOKENS
         if self.fp16 and (self.use_cpu or not torch.accelerator.is_available()):
             raise ValueError("fp16=True needs a GPU; on the CPU leave fp16 and bf16 alone")
         if self.activation_checkpointing is None:

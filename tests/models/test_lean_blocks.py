@@ -196,6 +196,17 @@ def kept_numbers(model, lean):
     return sum(found.values())
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_counts_what_it_keeps(family):
+    """100 tokens, also on the meta device: all but the rotation, the last norm and the padding of the kernel's."""
+    model = shared(family)
+    counted = lean_blocks.lean_kept(model.causal_lm)
+    assert 100 * counted == pytest.approx(kept_numbers(model, True), rel=0.08)
+    assert lean_blocks.lean_kept(model.to("meta").causal_lm) == counted
+    assert lean_blocks.lean_kept(shared("gemma").causal_lm) is None
+    assert lean_blocks.lean_kept(shared("granite").causal_lm) is None
+
+
 def test_keeps_fewer_numbers():
     model = shared(intermediate_size=96)
     assert kept_numbers(model, True) < 2 / 3 * kept_numbers(model, False)
