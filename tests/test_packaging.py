@@ -6,10 +6,13 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("hf_rlx", "pyproject.toml", "README.md", "LICENSE")
@@ -89,3 +92,29 @@ def test_everything_imports_without_what_is_optional(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip().splitlines()[-1] == "[]"
+
+
+def pinned(path: str) -> dict[str, Version]:
+    """Name -> version of a file of constraints."""
+    lines = [line for line in (ROOT / path).read_text(encoding="utf-8").splitlines() if line and line[0] != "#"]
+    pairs = [line.lower().replace("_", "-").split("==") for line in lines]
+    assert len({name for name, _ in pairs}) == len(pairs)
+    return {name: Version(version) for name, version in pairs}
+
+
+def test_the_lowest_versions_are_those_that_pyproject_declares():
+    """Every direct dependency, extras and test tools too, has one minimum, and `tests/lowest.txt` pins it; torch
+    alone is pinned where `constraints.txt` has it, above its minimum."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    needs = [Requirement(line) for line in (*project["dependencies"], *extras)]
+    minima: dict[str, Version] = {}
+    for need in needs:
+        if need.name == "hf_rlx":
+            continue
+        (minimum,) = [one.version for one in need.specifier if one.operator == ">="]
+        assert minima.setdefault(need.name.lower().replace("_", "-"), Version(minimum)) == Version(minimum)
+    lowest, usual = pinned("tests/lowest.txt"), pinned("constraints.txt")
+    assert minima.pop("torch") < lowest["torch"] == usual["torch"]
+    assert {name: lowest.get(name) for name in minima} == minima
+    assert not [name for name in minima if usual.get(name, minima[name]) < minima[name]]

@@ -7,6 +7,8 @@ Parts are found by the names that transformers gives them. Names do not say what
 
 from __future__ import annotations
 
+import inspect
+from functools import cache
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -51,13 +53,13 @@ _GLOBAL_HOOKS = tuple(f"_global_{kind}_hooks" for kind in ("forward_pre", "forwa
 
 def decoder_parts(model: Any) -> DecoderParts | None:
     """The parts of a transformers model's decoder; None where it is not built like Llama, spread over devices, or
-    where something is hooked into the modules whose own forward is left out."""
+    where something is hooked into the modules whose own forward is left out or stands in that forward's place."""
     decoder = model.base_model
     found: list[Any] = [getattr(decoder, name, None) for name in ("embed_tokens", "layers", "norm", "rotary_emb")]
     if any(part is None for part in found) or hasattr(model, "hf_device_map"):
         return None
     embed, layers, norm, rotary = found
-    if hooked(decoder) or hooked(model) or any(getattr(nn_module, name) for name in _GLOBAL_HOOKS):
+    if watched(decoder) or hooked(model) or any(getattr(nn_module, name) for name in _GLOBAL_HOOKS):
         return None
     parts = [_layer_parts(layer) for layer in layers]
     whole = [part for part in parts if part is not None]
@@ -76,7 +78,9 @@ def _layer_parts(layer: Any) -> LayerParts | None:
     head_dim: Any = getattr(attention, "head_dim", None)
     if any(part is None for part in (*norms, *projections, *feed, scaling, head_dim)):
         return None
-    if any(hooked(module) for module in (layer, attention, mlp)):  # placed, split or watched by somebody
+    if any(watched(module) for module in (layer, attention, mlp)):  # placed, split or watched by somebody
+        return None
+    if _reads_positions(type(attention)):
         return None
     q, k, v, o = projections
     gate, up, act, down = feed
@@ -111,9 +115,21 @@ def hooked(module: nn.Module) -> bool:
     )
 
 
+def watched(module: nn.Module) -> bool:
+    """Whether a module is `hooked`, or has a forward that is not its class's."""
+    return hooked(module) or "forward" in vars(module)
+
+
+@cache
+def _reads_positions(attention: Any) -> bool:
+    """Whether an attention class takes positions beside the rotation: Ministral 3 scales its queries by them, from
+    the position on at which the context was extended."""
+    return "position_ids" in inspect.signature(attention.forward).parameters
+
+
 def plain_rms_norm(module: Any) -> tuple[Any, float] | None:
     """Weight and epsilon of a module that is x / sqrt(mean(x^2) + eps) * weight in float32; None for another one."""
     eps, weight = getattr(module, "variance_epsilon", None), getattr(module, "weight", None)
-    if eps is None or weight is None or hooked(module):
+    if eps is None or weight is None or watched(module):
         return None
     return weight, float(eps)

@@ -25,18 +25,18 @@ def disable_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
-        for name in _probabilities(module):
+        for name in probabilities(module):
             setattr(module, name, 0.0)
         config: Any = vars(module).get("config")
-        if config is None or isinstance(module, PreTrainedModel) or not _probabilities(config):
+        if config is None or isinstance(module, PreTrainedModel) or not probabilities(config):
             continue
         if id(config) not in copies:
             copies[id(config)] = copy.copy(config)
-            for name in _probabilities(config):
+            for name in probabilities(config):
                 setattr(copies[id(config)], name, 0.0)
         module.config = copies[id(config)]
 
 
-def _probabilities(holder: Any) -> list[str]:
+def probabilities(holder: Any) -> list[str]:
     """Names of the attributes that are dropout probabilities above 0."""
     return [n for n, value in vars(holder).items() if isinstance(value, float) and value and _ATTRIBUTE.search(n)]

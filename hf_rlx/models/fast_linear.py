@@ -201,13 +201,15 @@ def product_of(layer: Any) -> Product | None:
         return Product(base.weight, base.bias, None, None, 1.0)
     if layer.merged or hooked(layer):
         return None
+    # Adapters that are off count too: with them on the layer runs its own forward, and a policy and its reference are
+    # held to one arithmetic.
+    if any(_dropping(layer, name) or not _plain(layer, name) for name in layer.lora_A):
+        return None
     active = [] if layer.disable_adapters else [name for name in layer.active_adapters if name in layer.lora_A]
     if not active:
         return Product(base.weight, base.bias, None, None, 1.0)
     (name, *others) = active
-    dropout = layer.lora_dropout[name]
-    dropping = dropout.training and getattr(dropout, "p", 0.0) > 0
-    if others or dropping or not _plain(layer, name):
+    if others:
         return None
     return Product(
         base.weight, base.bias, layer.lora_A[name].weight, layer.lora_B[name].weight, float(layer.scaling[name])
@@ -223,6 +225,11 @@ def _float_linear(base: Any) -> bool:
         and base.weight.layout == torch.strided
         and not hooked(base)
     )
+
+
+def _dropping(layer: Any, adapter: str) -> bool:
+    dropout = layer.lora_dropout[adapter]
+    return bool(dropout.training and getattr(dropout, "p", 0.0) > 0)
 
 
 def _plain(layer: Any, adapter: str) -> bool:

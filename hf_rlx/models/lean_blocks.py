@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
 from hf_rlx.models.attention import tree_attention_forward
-from hf_rlx.models.decoder_parts import DecoderParts, LayerParts, decoder_parts, plain_rms_norm
+from hf_rlx.models.decoder_parts import DecoderParts, LayerParts, decoder_parts, plain_rms_norm, watched
+from hf_rlx.models.dropout import probabilities
 from hf_rlx.models.fast_linear import EACH, Product, fast_input, product_of, products_backward, tensors_of
 from hf_rlx.models.packing import Batch
 
@@ -243,7 +244,7 @@ def _layers(parts: DecoderParts) -> list[Layer] | None:
         found = [product for product in products if product is not None]
         if None in norms or len(found) < len(products) or not _gated(layer):
             return None
-        if (layer.q_norm is None) != (layer.k_norm is None) or _dropping(layer.attention):
+        if (layer.q_norm is None) != (layer.k_norm is None) or _dropping(layer.layer):
             return None
         before, after = norms
         assert before is not None
@@ -279,7 +280,7 @@ _PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 def _gated(layer: LayerParts) -> bool:
-    return isinstance(layer.act, SiLUActivation | nn.SiLU)
+    return isinstance(layer.act, SiLUActivation | nn.SiLU) and not watched(layer.act)
 
 
 def _norm(module: nn.Module) -> Norm | None:
@@ -294,5 +295,6 @@ def _window(attention: Any) -> int | None:
     return getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
 
 
-def _dropping(attention: Any) -> bool:
-    return bool(attention.training and getattr(attention, "attention_dropout", 0.0))
+def _dropping(layer: Any) -> bool:
+    """Whether a layer, its attention or its feed-forward part drops anything now (SeedOss: from the residuals too)."""
+    return any(module.training and probabilities(module) for module in (layer, layer.self_attn, layer.mlp))
