@@ -80,7 +80,8 @@ def _layer_parts(layer: Any) -> LayerParts | None:
         return None
     if any(watched(module) for module in (layer, attention, mlp)):  # placed, split or watched by somebody
         return None
-    if _reads_positions(type(attention)):
+    kind: Any = type(attention)
+    if _reads_positions(kind):
         return None
     q, k, v, o = projections
     gate, up, act, down = feed

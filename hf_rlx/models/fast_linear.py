@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
-from typing import Any, NamedTuple
+from functools import cache, partial, wraps
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -99,6 +99,20 @@ def product_with(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return packed_linear(x, weight, bias)
 
 
+_Backward = TypeVar("_Backward", bound=Callable[..., Any])
+
+
+def without_autocast(backward: _Backward) -> _Backward:
+    """A backward on a CPU in the type that its forward had, also where it is called inside autocast."""
+
+    @wraps(backward)
+    def run(ctx: Any, *grads: Tensor) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            return backward(ctx, *grads)
+
+    return cast(_Backward, run)
+
+
 EACH = 4  # tensors of a product: weight, bias, A and B
 
 
@@ -154,6 +168,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
+    @without_autocast
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         rows, low, *_ = ctx.saved_tensors
         need_x, _, *needs = ctx.needs_input_grad

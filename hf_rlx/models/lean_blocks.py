@@ -32,7 +32,15 @@ from transformers.activations import SiLUActivation
 from hf_rlx.models.attention import tree_attention_forward
 from hf_rlx.models.decoder_parts import DecoderParts, LayerParts, decoder_parts, plain_rms_norm, watched
 from hf_rlx.models.dropout import probabilities
-from hf_rlx.models.fast_linear import EACH, Product, fast_input, product_of, products_backward, tensors_of
+from hf_rlx.models.fast_linear import (
+    EACH,
+    Product,
+    fast_input,
+    product_of,
+    products_backward,
+    tensors_of,
+    without_autocast,
+)
 from hf_rlx.models.packing import Batch
 
 
@@ -82,6 +90,7 @@ class _NormedProducts(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
+    @without_autocast
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, _, *rest = ctx.saved_tensors
         need_hidden, need_weight, _, _, *needs = ctx.needs_input_grad
@@ -107,6 +116,7 @@ class _AddedProduct(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
+    @without_autocast
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, low, *_ = ctx.saved_tensors
         need_x, _, _, *needs = ctx.needs_input_grad
@@ -132,6 +142,7 @@ class _FeedForward(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
+    @without_autocast
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, _, gate, up, low_gate, low_up, low_down, *_ = ctx.saved_tensors
         need_hidden, need_weight, _, _, *needs = ctx.needs_input_grad
@@ -240,7 +251,8 @@ def _layers(parts: DecoderParts) -> list[Layer] | None:
     layers = []
     for layer in parts.layers:
         norms = [_norm(module) for module in (layer.input_norm, layer.post_norm)]
-        products = [product_of(m) for m in (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)]
+        linear = (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)
+        products = [None if _may_drop(module) else product_of(module) for module in linear]
         found = [product for product in products if product is not None]
         if None in norms or len(found) < len(products) or not _gated(layer):
             return None
@@ -268,6 +280,8 @@ def lean_kept(model: Any) -> int | None:
             return None
         if any(type(base) is not nn.Linear for base in bases) or hasattr(layer.layer, "residual_multiplier"):
             return None
+        if any(isinstance(m, lora.Linear) and m.lora_variant for m in linear):  # DoRA and others
+            return None
         width = {name: base.out_features for name, base in zip(_PROJECTIONS, bases, strict=True)}
         ranks = sum(rank for m in linear if isinstance(m, lora.Linear) for rank in m.r.values())
         # The residual stream before and behind the attention; its queries, keys, values, output and normalisers.
@@ -293,6 +307,13 @@ def _norm(module: nn.Module) -> Norm | None:
 def _window(attention: Any) -> int | None:
     """The layer's own sliding window; Mistral's layers read the configuration's."""
     return getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
+
+
+def _may_drop(module: Any) -> bool:
+    """Whether an adapter of a layer has dropout, on or off: a policy in training and its reference in evaluation are
+    one arithmetic then, and the KL of a fresh adapter starts at exactly 0."""
+    dropouts = module.lora_dropout.values() if isinstance(module, lora.Linear) else ()
+    return any(getattr(dropout, "p", 0.0) > 0 for dropout in dropouts)
 
 
 def _dropping(layer: Any) -> bool:
