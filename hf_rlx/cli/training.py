@@ -141,7 +141,7 @@ def _naming_flags() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        if "rename_column" not in str(error):
+        if "rename_column" not in str(error) and "has no column" not in str(error):
             raise
         raise ValueError(f"{error} (here: --columns new=old)") from error
 

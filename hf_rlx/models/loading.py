@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +99,8 @@ def load_causal_lm(name_or_path: str | Path, quantization_config: Any = None, **
 def load_config(source: str, trust_remote_code: bool = False, **kwargs: Any) -> Any:
     """The configuration of the model that `from_pretrained(source, **kwargs)` loads."""
     options = {key: kwargs[key] for key in HUB_OPTIONS if key in kwargs}
-    return AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, **options)
+    with _naming(source):
+        return AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, **options)
 
 
 def keep_trainable_layout(model: nn.Module) -> None:
@@ -133,10 +137,23 @@ def _forget_gguf(model: Any) -> None:
 def load_tokenizer(name_or_path: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:
     """The tokenizer that belongs to `load_causal_lm(name_or_path)`; pad falls back to EOS."""
     source, extra = _resolve(str(name_or_path))
-    tokenizer = AutoTokenizer.from_pretrained(source, **extra, **kwargs)
+    with _naming(source):
+        tokenizer = AutoTokenizer.from_pretrained(source, **extra, **kwargs)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+@contextmanager
+def _naming(source: str) -> Iterator[None]:
+    """Where a name without an owner is found nowhere, say which bundled one is near it."""
+    try:
+        yield
+    except OSError as error:
+        near = difflib.get_close_matches(source, (TINY, SMOLLM2), n=1, cutoff=0.7)
+        if not near or Path(source).exists():
+            raise
+        raise OSError(f"there is no folder and no model {source!r}; did you mean {near[0]!r}?") from error
 
 
 def _resolve(name: str) -> tuple[str, dict[str, Any]]:

@@ -182,9 +182,11 @@ def check_lengths(
     """Refuse prompts of more than `most` tokens (None: any number) by a `PromptError`."""
     for row, prompt in zip(rows, prompts, strict=True):
         if most is not None and len(prompt.ids) > most:
+            context = most + params.max_completion_length
             raise PromptError(
                 f"a prompt of {len(prompt.ids)} tokens leaves no room for {params.max_completion_length} new ones in "
-                f"the model's context; shorten it or lower max_completion_length: {prompt.text[:80]!r}...",
+                f"the model's context; shorten it or lower max_completion_length (both together at most {context}): "
+                f"{prompt.text[:80]!r}...",
                 row["prompt"],
             )
 

@@ -21,7 +21,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TrainingArguments
 
 from hf_rlx.models import reference
 from hf_rlx.models.loading import load_causal_lm
@@ -84,6 +84,8 @@ def _check(shared: SharedModel, ref_model: Any, args: ReferencedConfig) -> None:
     leave_out = "leave ref_model out: the reference is made from the policy as it starts"
     if isinstance(ref_model, SharedModel | PeftModel):
         raise ValueError(f"ref_model is a {type(ref_model).__name__}; call merge_and_unload() on it, or {leave_out}")
+    if isinstance(ref_model, TrainingArguments):
+        raise TypeError(f"ref_model is a {type(ref_model).__name__}; give the configuration by name: args=...")
     if not isinstance(ref_model, PreTrainedModel):
         raise TypeError(f"ref_model must be a causal language model or its name, got {type(ref_model).__name__}")
     mine = {p.data_ptr() for _, p in shared.trainable_parameters(POLICY)}

@@ -11,7 +11,7 @@ from peft import get_peft_model
 from transformers import AutoModel, AutoModelForSequenceClassification, BertConfig, LlamaForCausalLM
 
 from hf_rlx.data.formats import PromptError
-from hf_rlx.models.loading import load_tokenizer
+from hf_rlx.models.loading import load_causal_lm, load_tokenizer
 from hf_rlx.trainers.checks import check_arguments
 from hf_rlx.trainers.grpo import GRPOConfig, GRPOTrainer
 from hf_rlx.trainers.online_config import OnlineConfig
@@ -166,10 +166,16 @@ def test_fewer_rows_than_a_rollout(tmp_path):
         make(tmp_path, train_dataset=rows(3)).train()
 
 
+def test_a_misspelt_bundled_model():
+    for load in (load_causal_lm, load_tokenizer):
+        with pytest.raises(OSError, match="there is no folder and no model 'tinny'; did you mean 'tiny'"):
+            load("tinny")
+        with pytest.raises(OSError, match=r"connect|nobody/tinny"):
+            load("nobody/tinny")
+
+
 def test_a_context_that_holds_no_prompt(tmp_path):
-    with pytest.raises(
-        ValueError, match="leaves no room for 64 new ones in the model's context; shorten it or lower max_"
-    ):
+    with pytest.raises(ValueError, match=r"shorten it or lower max_completion_length \(both together at most 64\)"):
         make(tmp_path, args=config(tmp_path, max_completion_length=64)).train()
 
 

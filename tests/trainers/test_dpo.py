@@ -9,7 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 from hf_rlx.models.loading import four_bit_config, load_tokenizer
 from hf_rlx.models.shared import SharedModel
@@ -423,6 +423,7 @@ def test_wrong_reference_models_are_refused(tmp_path):
         (model, model, ValueError, "ref_model is the model that trains"),
         (tiny_llama(), shared_model(), ValueError, r"is a SharedModel; call merge_and_unload\(\) on it, or leave ref"),
         (tiny_llama(), get_peft_model(tiny_llama(), lora()), ValueError, "is a PeftModelForCausalLM|is a PeftModel"),
+        (tiny_llama(), TrainingArguments("unused", use_cpu=True), TypeError, "give the configuration by name: args="),
         (tiny_llama(), torch.nn.Linear(2, 2), TypeError, "ref_model must be a causal language model or its name"),
         (tiny_llama(), tiny_llama(vocab_size=50), ValueError, "is a llama of 50 tokens, the policy a llama of 101"),
     ]
