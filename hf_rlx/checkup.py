@@ -20,6 +20,7 @@ from hf_rlx.data.pair_checks import check_preferences
 from hf_rlx.data.pair_encoding import RankedGroup, encode_preference
 from hf_rlx.data.steps import check_step_rows
 from hf_rlx.data.tokenize import is_conversational
+from hf_rlx.models.blueprint import config_of
 from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.preflight import hub, machine, packages, tokens
 from hf_rlx.preflight.report import Finding, Report
@@ -151,6 +152,13 @@ def _model(model: Any, args: Any, rows: Any, tokenizer: list[PreTrainedTokenizer
 def _configuration(name: str, source: str, args: Any) -> Iterator[Finding]:
     if (Path(source) / "adapter_config.json").is_file():
         yield Finding("model", f"{name}: a folder with an adapter, which trains on")
+        try:
+            base, _ = config_of(source)
+        except (OSError, ValueError) as error:
+            first = str(error).strip().partition("\n")[0]
+            yield Finding("model", f"{name}: its base cannot be read here: {first}", "note", "load it once to see")
+            return
+        yield from _context(base, args)
         return
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=getattr(args, "trust_remote_code", False))
@@ -181,6 +189,10 @@ def _configuration(name: str, source: str, args: Any) -> Iterator[Finding]:
         yield Finding("model", f"{found}, and {free / machine.GIB:.2f} GiB are free", "problem", fix)
     else:
         yield Finding("model", found)
+    yield from _context(config, args)
+
+
+def _context(config: Any, args: Any) -> Iterator[Finding]:
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
     longest = getattr(args, "max_completion_length", None)
     if context is not None and longest is not None and context <= longest:

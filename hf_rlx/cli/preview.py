@@ -19,6 +19,7 @@ from hf_rlx.data.tokenize import encode_prompt
 from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.secrets import public
 from hf_rlx.trainers.preference_config import set_tokens
+from hf_rlx.trainers.preflight import check_room
 
 _SHOWN = 120  # tokens of one text
 
@@ -40,6 +41,7 @@ def preview(session: Session, whole: bool = False) -> str:
         _first_row(session, tokenizer),
     ]
     if session.recipe.rewards:
+        check_room(session.options["model"], session.config)
         parts.append("# rewards: " + _rewards(session))
     parts.append("# memory: " + of_session(session).replace("\n", "\n#"))
     return "\n".join(parts)

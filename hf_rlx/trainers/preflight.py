@@ -20,6 +20,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from hf_rlx.data.formats import PromptError, check_prompts
 from hf_rlx.hub import shareable_cause
+from hf_rlx.models.blueprint import config_of
 from hf_rlx.preflight import hub
 from hf_rlx.preflight.machine import gpus_without_launcher
 from hf_rlx.preflight.packages import optimizer_clash, torchao_clash
@@ -95,6 +96,28 @@ def check_machine(args: Any, peft_config: Any = None) -> None:
         problem = torchao_clash()
     if problem is not None:
         raise ValueError(problem)
+
+
+def check_room(model: Any, args: Any) -> None:
+    """Refuse a max_completion_length that leaves no token for a prompt in the model's context.
+
+    Args:
+        model: as a trainer takes it; one whose configuration cannot be read is left to the loader.
+
+    Raises:
+        ValueError: with both numbers.
+    """
+    try:
+        config, _ = config_of(model, **({} if args.model_init_kwargs is None else args.model_init_kwargs))
+        context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    except (OSError, ValueError, AttributeError) as error:
+        logger.debug("no configuration to look at: %s", error)
+        return
+    if context is not None and args.max_completion_length >= context:
+        raise ValueError(
+            f"max_completion_length={args.max_completion_length} leaves no token for a prompt in the model's context "
+            f"of {context}; lower it"
+        )
 
 
 def check_output_dir(args: Any) -> None:

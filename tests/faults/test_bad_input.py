@@ -10,11 +10,13 @@ from datasets import Dataset
 from peft import get_peft_model
 from transformers import AutoModel, AutoModelForSequenceClassification, BertConfig, LlamaForCausalLM
 
+import hf_rlx
 from hf_rlx.data.formats import PromptError
 from hf_rlx.models.loading import load_causal_lm, load_tokenizer
 from hf_rlx.trainers.checks import check_arguments
 from hf_rlx.trainers.grpo import GRPOConfig, GRPOTrainer
 from hf_rlx.trainers.online_config import OnlineConfig
+from hf_rlx.trainers.preflight import check_room
 from tests.trainers.tools import EOS, ScriptedSampler, Watched, by_ids, config, lora, rows, scripted, tiny_llama
 
 # --- arguments -------------------------------------------------------------------------------------------------------
@@ -284,3 +286,16 @@ def _never_ending(generate):
         return groups
 
     return cut
+
+
+def test_no_room_for_a_prompt_is_told_before_a_model_is_loaded(tmp_path):
+    """The bundled model's context is 128 tokens, by its name and through a folder with an adapter; data do not matter.
+    The dry run of the commands asks `check_room`."""
+    get_peft_model(load_causal_lm("tiny"), lora()).save_pretrained(tmp_path / "adapter")
+    load_tokenizer("tiny").save_pretrained(tmp_path / "adapter")
+    for model in ("tiny", str(tmp_path / "adapter")):
+        args = config(tmp_path, max_completion_length=128)
+        with pytest.raises(ValueError, match="=128 leaves no token for a prompt in the model's context of 128; lower"):
+            check_room(model, args)
+        assert "max_completion_length=128 leaves none for a prompt" in str(hf_rlx.doctor(model, rows(4), None, args))
+        check_room(model, config(tmp_path, max_completion_length=127))

@@ -122,7 +122,8 @@ def test_loss_gradient_and_metrics_are_trl_s(tmp_path, case, adapter, dtype):
     mine = ours(tmp_path, adapter=adapter, dtype=dtype, **fields)
     found, our_grads, metrics = our_loss(mine)
     assert mine.shared.plan.packed
-    assert found == pytest.approx(expected, abs=1e-6)
+    # In float32 a loss of 1 is off by ten roundings: a packed row sums in another order than padded ones.
+    assert found == pytest.approx(expected, abs=1e-6 if dtype == torch.float64 else 3e-6)
     assert {grad.dtype for grad in our_grads.values()} == {dtype}
     assert relative_gap(our_grads, their_grads) < TOLERANCE[dtype]
     if dtype == torch.float64:
