@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 from jinja2 import TemplateError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from hf_rlx.data.demonstrations import check_demonstrations, encode_demonstration
 from hf_rlx.data.formats import check_container, check_prompts
@@ -22,6 +22,7 @@ from hf_rlx.data.steps import check_step_rows
 from hf_rlx.data.tokenize import is_conversational
 from hf_rlx.models.blueprint import config_of
 from hf_rlx.models.loading import load_tokenizer
+from hf_rlx.models.storage import has_adapter
 from hf_rlx.preflight import hub, machine, packages, tokens
 from hf_rlx.preflight.report import Finding, Report
 from hf_rlx.rollout.collect import score_request
@@ -31,7 +32,7 @@ from hf_rlx.rollout.signatures import columns_of, functions_of, is_function, sig
 from hf_rlx.trainers.online_config import OnlineConfig
 from hf_rlx.trainers.pair_batches import PairSampler
 from hf_rlx.trainers.preference_config import PreferenceConfig
-from hf_rlx.trainers.preflight import row_notes, spread, try_prompts
+from hf_rlx.trainers.preflight import context_without_room, row_notes, spread, try_prompts
 from hf_rlx.trainers.prm import PRMConfig
 from hf_rlx.trainers.sft import SFTConfig
 from hf_rlx.trainers.windows import WindowSampler
@@ -150,23 +151,19 @@ def _model(model: Any, args: Any, rows: Any, tokenizer: list[PreTrainedTokenizer
 
 
 def _configuration(name: str, source: str, args: Any) -> Iterator[Finding]:
-    if (Path(source) / "adapter_config.json").is_file():
+    adapted = has_adapter(Path(source))
+    if adapted:
         yield Finding("model", f"{name}: a folder with an adapter, which trains on")
-        try:
-            base, _ = config_of(source)
-        except (OSError, ValueError) as error:
-            first = str(error).strip().partition("\n")[0]
-            yield Finding("model", f"{name}: its base cannot be read here: {first}", "note", "load it once to see")
-            return
-        yield from _context(base, args)
-        return
     try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=getattr(args, "trust_remote_code", False))
+        config, _ = config_of(source, trust_remote_code=getattr(args, "trust_remote_code", False))
     except (OSError, ValueError) as error:
         first = str(error).strip().partition("\n")[0]
         yield Finding(
             "model", f"{name}: its configuration cannot be read here: {first}", "note", "load it once to see"
         )
+        return
+    if adapted:
+        yield from _context(config, args)
         return
     if getattr(config, "is_encoder_decoder", False):
         yield Finding("model", f"{name}: an encoder-decoder model", "problem", "take a decoder-only model")
@@ -193,10 +190,9 @@ def _configuration(name: str, source: str, args: Any) -> Iterator[Finding]:
 
 
 def _context(config: Any, args: Any) -> Iterator[Finding]:
-    context = getattr(config.get_text_config(), "max_position_embeddings", None)
-    longest = getattr(args, "max_completion_length", None)
-    if context is not None and longest is not None and context <= longest:
-        found = f"{context} tokens, and max_completion_length={longest} leaves none for a prompt"
+    context = context_without_room(config, args)
+    if context is not None:
+        found = f"{context} tokens, and max_completion_length={args.max_completion_length} leaves none for a prompt"
         yield Finding("context", found, "problem", "lower max_completion_length")
 
 

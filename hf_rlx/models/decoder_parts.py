@@ -11,6 +11,7 @@ import inspect
 from functools import cache
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 
@@ -34,6 +35,11 @@ class LayerParts(NamedTuple):
     down: nn.Module
     scaling: float
     head_dim: int
+
+    @property
+    def linear(self) -> tuple[Any, ...]:
+        """The seven projections, in the order in which they run."""
+        return self.q, self.k, self.v, self.o, self.gate, self.up, self.down
 
 
 class DecoderParts(NamedTuple):
@@ -129,8 +135,9 @@ def _reads_positions(attention: Any) -> bool:
 
 
 def plain_rms_norm(module: Any) -> tuple[Any, float] | None:
-    """Weight and epsilon of a module that is x / sqrt(mean(x^2) + eps) * weight in float32; None for another one."""
+    """Weight (H,) and epsilon of a module that is x / sqrt(mean(x^2) + eps) * weight with a float32 weight; None for
+    another one."""
     eps, weight = getattr(module, "variance_epsilon", None), getattr(module, "weight", None)
-    if eps is None or weight is None or watched(module):
+    if eps is None or weight is None or weight.dtype != torch.float32 or watched(module):
         return None
     return weight, float(eps)

@@ -1,4 +1,4 @@
-"""Linear layers on a CPU: oneDNN's products with frozen matrices, and plain LoRA without passes over the output.
+"""Linear layers on a CPU: oneDNN's products with float32 matrices, and plain LoRA without passes over the output.
 
 PEFT's LoRA adds `scaling * B(A(x))` to the base's output in three passes over it; here the product itself accumulates
 into the output. A product with few rows, as in decoding, spends most of its time on bringing the matrix into the order

@@ -9,8 +9,8 @@ values, the attention's output, gate and up) and compute the rest anew while it 
     h = h + o(attention(q, k, v))
     x = norm(h)               h = h + down(silu(gate(x)) up(x))
 
-Measured on SmolLM2-135M with 320 tokens: half the memory that a layer keeps, and a sixth less time. Behind the last
-attention only the rows that somebody reads are computed.
+Of SmolLM2-135M a layer keeps 5,881 numbers a token and not 10,107; with 320 tokens the forward takes 3 to 7 % less
+time, the backward as long as before. Behind the last attention only the rows that somebody reads are computed.
 
 Every weight that trains gets its gradient, base weights and norms too: a policy trained in full and its frozen copy
 are then one arithmetic, and the KL between them starts at exactly 0. What is not such a model (other norms, DoRA,
@@ -200,7 +200,7 @@ def lean_hidden_states(model: Any, batch: Batch, at: Tensor | None = None) -> Te
     layers = None if parts is None else _layers(parts)
     if parts is None or layers is None:
         return None
-    final = plain_rms_norm(parts.norm)
+    final = _norm(parts.norm)
     embedded = parts.embed(batch.input_ids)
     cos, sin = parts.rotary(embedded, batch.position_ids)
     if final is None or not fast_input(embedded) or any(cos.shape[-1] != p.head_dim for p in parts.layers):
@@ -215,8 +215,7 @@ def lean_hidden_states(model: Any, batch: Batch, at: Tensor | None = None) -> Te
             hidden = module._gradient_checkpointing_func(run, hidden)
         else:
             hidden = run(hidden)
-    weight, eps = final
-    return F.rms_norm(hidden, weight.shape, weight, eps)
+    return final.forward(hidden)
 
 
 def _run(layer: Layer, batch: Batch, rotation: tuple[Tensor, Tensor], at: Tensor | None, hidden: Tensor) -> Tensor:
@@ -251,8 +250,7 @@ def _layers(parts: DecoderParts) -> list[Layer] | None:
     layers = []
     for layer in parts.layers:
         norms = [_norm(module) for module in (layer.input_norm, layer.post_norm)]
-        linear = (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)
-        products = [None if _may_drop(module) else product_of(module) for module in linear]
+        products = [None if _may_drop(module) else product_of(module) for module in layer.linear]
         found = [product for product in products if product is not None]
         if None in norms or len(found) < len(products) or not _gated(layer):
             return None
@@ -268,29 +266,25 @@ def _layers(parts: DecoderParts) -> list[Layer] | None:
 
 def lean_kept(model: Any) -> int | None:
     """Numbers that this forward keeps a token for the backward, in all layers together; None where a model is built
-    otherwise. The types and the place of its weights do not count, so it may be on the meta device."""
+    otherwise. The place of its weights does not count, so it may be on the meta device."""
     parts = decoder_parts(model)
     if parts is None:
         return None
     total = 0
     for layer in parts.layers:
-        linear: list[Any] = [layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down]
-        bases: list[Any] = [m.get_base_layer() if isinstance(m, lora.Linear) else m for m in linear]
+        adapted = [m for m in layer.linear if isinstance(m, lora.Linear)]
+        bases: list[Any] = [m.get_base_layer() if m in adapted else m for m in layer.linear]
         if any(plain_rms_norm(m) is None for m in (layer.input_norm, layer.post_norm)) or not _gated(layer):
             return None
         if any(type(base) is not nn.Linear for base in bases) or hasattr(layer.layer, "residual_multiplier"):
             return None
-        if any(isinstance(m, lora.Linear) and m.lora_variant for m in linear):  # DoRA and others
+        if any(m.lora_variant for m in adapted):  # DoRA and others
             return None
-        width = {name: base.out_features for name, base in zip(_PROJECTIONS, bases, strict=True)}
-        ranks = sum(rank for m in linear if isinstance(m, lora.Linear) for rank in m.r.values())
-        # The residual stream before and behind the attention; its queries, keys, values, output and normalisers.
-        total += 2 * width["down"] + 2 * width["q"] + width["k"] + width["v"] + width["q"] // layer.head_dim
-        total += width["gate"] + width["up"] + ranks
+        q, k, v, _, gate, up, down = (base.out_features for base in bases)
+        ranks = sum(rank for m in adapted for rank in m.r.values())
+        # The residual stream before and behind the attention; its queries, output, keys, values and normalisers.
+        total += 2 * down + 2 * q + k + v + q // layer.head_dim + gate + up + ranks
     return total
-
-
-_PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 def _gated(layer: LayerParts) -> bool:
@@ -299,9 +293,7 @@ def _gated(layer: LayerParts) -> bool:
 
 def _norm(module: nn.Module) -> Norm | None:
     found = plain_rms_norm(module)
-    if found is None or found[0].dtype != torch.float32:
-        return None
-    return Norm(*found)
+    return None if found is None else Norm(*found)
 
 
 def _window(attention: Any) -> int | None:

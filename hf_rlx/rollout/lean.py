@@ -124,7 +124,7 @@ def _block(parts: LayerParts) -> _Block:
 def _norm(module: Any) -> _Call:
     """In float32 one call of torch for the six of transformers' own RMSNorm."""
     found = plain_rms_norm(module)
-    if found is None or found[0].dtype != torch.float32:
+    if found is None:
         return _call(module)
     weight, eps = found
     return partial(F.rms_norm, normalized_shape=tuple(weight.shape), weight=weight, eps=eps)

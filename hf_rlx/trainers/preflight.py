@@ -108,16 +108,24 @@ def check_room(model: Any, args: Any) -> None:
         ValueError: with both numbers.
     """
     try:
-        config, _ = config_of(model, **({} if args.model_init_kwargs is None else args.model_init_kwargs))
-        context = getattr(config.get_text_config(), "max_position_embeddings", None)
-    except (OSError, ValueError, AttributeError) as error:
+        config, _ = config_of(model, **(args.model_init_kwargs or {}))
+    except (OSError, ValueError) as error:
         logger.debug("no configuration to look at: %s", error)
         return
-    if context is not None and args.max_completion_length >= context:
+    context = context_without_room(config, args)
+    if context is not None:
         raise ValueError(
             f"max_completion_length={args.max_completion_length} leaves no token for a prompt in the model's context "
             f"of {context}; lower it"
         )
+
+
+def context_without_room(config: Any, args: Any) -> int | None:
+    """The context of a model of this configuration, in tokens, where `max_completion_length` leaves no token of it for
+    a prompt; else None."""
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    longest = getattr(args, "max_completion_length", None)
+    return context if context is not None and longest is not None and longest >= context else None
 
 
 def check_output_dir(args: Any) -> None:

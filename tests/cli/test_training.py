@@ -106,6 +106,12 @@ def test_an_own_csv_with_own_columns(tmp_path):
     AutoPeftModelForCausalLM.from_pretrained(tmp_path / "run")
 
 
+def test_a_dry_run_tells_a_length_that_the_context_does_not_hold(capsys):
+    """The bundled model has 128 positions."""
+    assert main(["grpo", "--config", str(CONFIGS / "grpo.yaml"), "--max-completion-length", "128", "--dry-run"]) == 1
+    assert "leaves no token for a prompt in the model's context of 128" in capsys.readouterr().err
+
+
 def test_a_dry_run_of_steps(capsys):
     """BOS, nine characters; a step has its line break at the end, where it is read."""
     assert main(["prm", "--config", str(CONFIGS / "prm.yaml"), "--dry-run"]) == 0

@@ -122,7 +122,7 @@ def test_two_active_adapters_and_merged_weights():
         torch.testing.assert_close(fast(x), expected)
 
 
-def test_a_changed_matrix_is_packed_again():
+def test_a_changed_matrix_counts_at_once():
     _, fast = nets()
     layer, x = layers(fast)[1], torch.randn(3, 20)
     with torch.no_grad(), fast.disable_adapter():
