@@ -26,7 +26,7 @@ from hf_rlx.models.roles import POLICY
 from hf_rlx.models.sharding import takes_whole_tensors
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.persistence import random_states
-from hf_rlx.trainers import checkpointing, model_card, push
+from hf_rlx.trainers import checkpointing, model_card, push, zero
 from hf_rlx.trainers.checks import check_arguments, check_trainable, name_arguments
 from hf_rlx.trainers.config import BaseConfig
 from hf_rlx.trainers.fsdp import check_fsdp, fsdp_on, place
@@ -112,6 +112,7 @@ class BaseTrainer(Trainer):
     ) -> None:
         check_arguments(model, args, BaseConfig, processing_class, peft_config)
         before_loading(self, args, peft_config)
+        zero.check_zero(args)
         # The seed comes before the adapter's random initialisation (trl#6688).
         torch.manual_seed(args.seed)
         shared = as_shared_model(model, args, quantization_config, peft_config)
@@ -138,8 +139,11 @@ class BaseTrainer(Trainer):
             data_collator=_rows,
             **kwargs,
         )
-        if self.is_deepspeed_enabled:
-            raise ValueError("DeepSpeed is not carried; several processes run under DDP, or FSDP2 with fsdp=True")
+        self.zero = zero.zero_on(self.accelerator, args)
+        if self.zero:
+            self.is_deepspeed_enabled = False  # the Trainer's own branches; see `trainers/zero.py`
+            zero.check_zero(args, shared)
+            zero.place(shared, args)
         self.is_fsdp_enabled = fsdp_on(self.accelerator, args)
         if self.is_fsdp_enabled:
             check_fsdp(self.accelerator, shared, args)
@@ -215,7 +219,16 @@ class BaseTrainer(Trainer):
                 self.begin_run()
             elif checkpointing.finished(self, Path(folder)):
                 return TrainOutput(self.state.global_step, 0.0, {})
-            return super().train(folder, *args, **kwargs)
+            with zero.engine(self):
+                return super().train(folder, *args, **kwargs)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a scalar, which is a share of the optimizer step's loss, to those that are there."""
+        if self.zero:
+            wrapped: Any = self.model_wrapped
+            wrapped.backward(loss, scale_wrt_gas=False)
+        else:
+            self.accelerator.backward(loss)
 
     def begin_run(self) -> None:
         """Forget what an earlier `train()` of this trainer left beside the weights. Subclasses add theirs."""
@@ -250,7 +263,8 @@ class BaseTrainer(Trainer):
     def run_facts(self) -> dict[str, Any]:
         """Settings that must be the same on resume, for the batches to be the same. Subclasses add theirs."""
         names = ("world_size", "per_device_train_batch_size", "gradient_accumulation_steps", "seed", "data_seed")
-        return {**{name: getattr(self.args, name) for name in names}, "fsdp": self.is_fsdp_enabled}
+        facts = {**{name: getattr(self.args, name) for name in names}, "fsdp": self.is_fsdp_enabled}
+        return {**facts, "zero": True} if self.zero else facts
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Weights and the whole state of the run, staged and renamed; see `trainers/checkpointing.py`."""
@@ -280,10 +294,14 @@ class BaseTrainer(Trainer):
             self.keeper.restored(Path(checkpoint), position)
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
+        if self.zero:
+            return zero.step(self)
         self.gradient_guard.check(self)
         return super()._clip_grad_norm(model)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        if self.zero:
+            return zero.step(self) if not self.args.max_grad_norm else grad_norm
         if grad_norm is None:
             self.gradient_guard.check(self)
         norm = super()._get_grad_norm(model, grad_norm)

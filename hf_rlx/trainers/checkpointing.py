@@ -6,6 +6,7 @@
 | trainer_state.json | transformers': step, epoch, log history, callbacks |
 | optimizer, scheduler, scaler (.json, .safetensors) | as their `state_dict` says |
 | reference (.json, .safetensors) | a reference that is not simply the base: where it has moved to |
+| zero-<n> (.json, .safetensors) | under DeepSpeed, in place of optimizer: each process's share |
 | rank-<n> (.json, .safetensors) | of each process: random states, running loss and metrics, the trainer's own state |
 | run.json | what must not change on resume: processes, batch, seed, data |
 | manifest.json | size and sha256 of every file |
@@ -30,6 +31,7 @@ from hf_rlx.models.roles import POLICY, belongs
 from hf_rlx.models.sharding import full_optimizer_state, is_sharded, load_full_optimizer_state, share_of, whole
 from hf_rlx.persistence import folders
 from hf_rlx.persistence.state import load_state, save_state, size_of
+from hf_rlx.trainers import zero
 from hf_rlx.trainers.processes import raise_together
 from hf_rlx.trainers.settings import ARGS_FILE, public_args
 
@@ -115,6 +117,8 @@ def _write(trainer: BaseTrainer, folder: Path, position: dict[str, Any]) -> None
         for name, state in states.items():
             save_state(folder, name, state)
     save_state(folder, f"rank-{args.process_index}", position)
+    if trainer.zero:
+        save_state(folder, f"zero-{args.process_index}", zero.optimizer_state(trainer))
 
 
 def _callback_states(trainer: BaseTrainer) -> dict[str, Any]:
@@ -133,10 +137,11 @@ def _shared_states(trainer: BaseTrainer, gather: bool = True) -> dict[str, Any]:
     optimizer: Any = trainer.optimizer
     scheduler: Any = trainer.lr_scheduler
     states: dict[str, Any] = {
-        "optimizer": full_optimizer_state(trainer.shared, optimizer) if split else optimizer.state_dict(),
         "scheduler": scheduler.state_dict(),
         "outside": outside_adapter(trainer.shared),
     }
+    if not trainer.zero:
+        states["optimizer"] = full_optimizer_state(trainer.shared, optimizer) if split else optimizer.state_dict()
     if trainer.accelerator.scaler is not None:
         states["scaler"] = trainer.accelerator.scaler.state_dict()
     with_model = bool(getattr(trainer.args, "sync_ref_model", False))
@@ -160,7 +165,8 @@ def _needed(trainer: BaseTrainer, position: dict[str, Any]) -> int:
     weights = sum(p.numel() * p.element_size() for p in shared.parameters() if whole or p.requires_grad)
     if trainer.args.save_only_model:
         return weights
-    return weights + size_of(_shared_states(trainer, gather=False)) + size_of(position) * trainer.args.world_size
+    each = size_of(position) + (size_of(zero.optimizer_state(trainer)) if trainer.zero else 0)
+    return weights + size_of(_shared_states(trainer, gather=False)) + each * trainer.args.world_size
 
 
 def _versions() -> dict[str, str]:
@@ -183,7 +189,9 @@ def load_optimizer(trainer: BaseTrainer, folder: Path) -> None:
     """Optimizer, scheduler and gradient scaler."""
     optimizer: Any = trainer.optimizer
     scheduler: Any = trainer.lr_scheduler
-    if is_sharded(trainer.shared):
+    if trainer.zero:
+        zero.load_optimizer_state(trainer, load_state(folder, f"zero-{trainer.args.process_index}"))
+    elif is_sharded(trainer.shared):
         load_full_optimizer_state(trainer.shared, optimizer, load_state(folder, "optimizer"))
     else:
         optimizer.load_state_dict(load_state(folder, "optimizer"))

@@ -89,6 +89,8 @@ class BaseConfig(TrainingArguments):
     # TrainingArguments types both as plain booleans; None means that the device decides.
     bf16: bool | None = described(None, "bfloat16 autocast; None: if the device has it.")  # type: ignore[assignment]
     fp16: bool | None = described(None, "float16 autocast; None: without bfloat16.")  # type: ignore[assignment]
+    # Typed as text there, for lists of options of FSDP1.
+    fsdp: bool | None = described(None, "FSDP2 where processes are several.")  # type: ignore[assignment]
     gradient_checkpointing: bool | None = described(
         None, "Recompute activations in the backward; None: on GPUs only, where memory is short."
     )
@@ -142,8 +144,6 @@ class BaseConfig(TrainingArguments):
                 f"special_tokens_in_messages must be one of {get_args(SpecialTokens)}, got "
                 f"{self.special_tokens_in_messages!r}"
             )
-        if self.deepspeed:
-            raise ValueError("deepspeed is not carried; several processes run under DDP, or FSDP2 with fsdp=True")
         for name in ("model_init_kwargs", "generation_kwargs", "chat_template_kwargs"):
             if isinstance(getattr(self, name, None), str):  # command lines give JSON, as for TRL
                 setattr(self, name, _dictionary(name, getattr(self, name)))

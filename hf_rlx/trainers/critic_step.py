@@ -85,7 +85,7 @@ def forward_backward(trainer: PPOTrainer, batch: MiniBatch) -> Tensor:
         if trainer.accelerator.scaler is None:  # a scaler drops such a step by itself
             raise_together(fault)
         if batch.groups:
-            trainer.accelerator.backward(trainer.args.vf_coef * loss)
+            trainer.backward(trainer.args.vf_coef * loss)
     return loss.detach()
 
 

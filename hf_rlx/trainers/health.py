@@ -100,20 +100,32 @@ class GradientGuard:
         if trainer.accelerator.scaler is not None:
             return
         bad = not_finite((n, p.grad) for n, p in trainer.shared.named_parameters() if p.grad is not None)
-        if not agreed(bool(bad)):
-            self.skipped = 0
-            return
-        self.skipped += 1
-        trainer.metrics["train"].add("skipped_steps", 1.0, reduce="sum")
         found = f"the gradient of {_listed(bad) if bad else 'a weight in another process is'} not finite"
+        if self.note(trainer, agreed(bool(bad)), found):
+            for parameter in trainer.shared.parameters():
+                parameter.grad = None
+
+    def note(self, trainer: BaseTrainer, dropped: bool, found: str) -> bool:
+        """Count a step that is dropped, or start anew at one that is not; returns `dropped`.
+
+        Args:
+            dropped: the same on every process. found: what is wrong, as half a sentence.
+
+        Raises:
+            NonFiniteError: one time too many.
+        """
+        if not dropped:
+            self.skipped = 0
+            return False
+        self.skipped += 1
+        trainer.metrics["train"].add("skipped_steps", 1.0 / trainer.accelerator.num_processes, reduce="sum")
         if self.skipped > self.allowed:
             raise NonFiniteError(
                 f"step {trainer.state.global_step + 1}: {found}, {self.skipped} steps in a row. The weights are as "
                 "before it; resume with a lower learning_rate, or look at the rewards"
             )
         logger.warning("step %d is skipped: %s", trainer.state.global_step + 1, found)
-        for parameter in trainer.shared.parameters():
-            parameter.grad = None
+        return True
 
     def state_dict(self) -> dict[str, int]:
         """For a checkpoint."""

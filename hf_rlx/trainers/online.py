@@ -189,7 +189,7 @@ class OnlineTrainer(BaseTrainer):
             raise_together(loss_fault(loss, self.shared, batch, self.state.global_step))
         # The loss is a share of one sum over all processes; DDP averages gradients, hence the factor.
         loss = loss * self.accelerator.num_processes
-        self.accelerator.backward(loss)
+        self.backward(loss)
         seconds = max(time.perf_counter() - start, 1e-9)
         store.add("update/tokens_per_second", int(batch.mask.sum()) / seconds, seconds)
         return loss.detach()

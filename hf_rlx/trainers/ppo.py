@@ -132,8 +132,11 @@ class PPOTrainer(OnlineTrainer):
             peft_config=peft_config,
         )
         self.own_critic = critic.has_own_adapter(self.shared)
-        if self.own_critic and self.is_fsdp_enabled:
-            raise ValueError("a critic with an adapter of its own under FSDP is not carried; leave critic_adapter off")
+        if self.own_critic and (self.is_fsdp_enabled or self.zero):
+            where = "FSDP" if self.is_fsdp_enabled else "DeepSpeed"
+            raise ValueError(f"a critic with its own adapter under {where} is not carried; leave critic_adapter off")
+        if self.zero and args.critic_warmup_steps:
+            raise ValueError("critic_warmup_steps under DeepSpeed is not carried: it steps all weights; set it to 0")
         self.step_scorer = step_scorer_of(self, step_reward_funcs)
         self._step_rewards: list[Tensor] = []
         self._moved = [0.0, 0.0]  # summed approx_kl and tokens of the optimizer step that is being done
@@ -161,8 +164,8 @@ class PPOTrainer(OnlineTrainer):
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
         """Policy and critic each by itself, so that a large value loss does not shrink the policy's step; returns the
-        policy's norm. FSDP clips both as one."""
-        if self.is_fsdp_enabled:
+        policy's norm. FSDP and DeepSpeed clip both as one."""
+        if self.is_fsdp_enabled or self.zero:
             return super()._clip_grad_norm(model)
         self.gradient_guard.check(self)
         ours = [p for _, p in critic.parameters(self.shared)]

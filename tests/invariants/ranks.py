@@ -27,7 +27,7 @@ def run_both(script: str, folder: Path, *arguments: str, limit: float = 60) -> l
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "OMP_NUM_THREADS": "1",
         "ACCELERATE_USE_CPU": "true",
     }

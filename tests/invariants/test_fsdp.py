@@ -15,7 +15,7 @@ from hf_rlx.models.shared import SharedModel
 from hf_rlx.trainers.fsdp import check_fsdp
 from tests.invariants.ranks import ends_of_logs, run_both
 from tests.invariants.two_processes_fsdp import CASES, train
-from tests.trainers.tools import config, lora, tiny_llama
+from tests.trainers.tools import lora, tiny_llama
 
 
 @pytest.fixture(scope="module")
@@ -176,8 +176,3 @@ def test_what_is_not_carried_is_refused_by_name(monkeypatch, changes, text):
     args = SimpleNamespace(**switches)
     with pytest.raises(ValueError, match=text):
         check_fsdp(accelerator, shared, args)
-
-
-def test_deepspeed_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="deepspeed is not carried"):
-        config(tmp_path, deepspeed={"zero_optimization": {"stage": 2}})
