@@ -87,8 +87,9 @@ class Said:
 
 def ppo(args: PPOConfig, reward=some, count: int = 64, drift: float = 0.0, texts=None, **kwargs: Any) -> WatchedPPO:
     """A LoRA trainer whose completions are scripted (or `texts`); `drift` moves policy and critic off their start."""
+    kind = kwargs.pop("kind", WatchedPPO)
     given = {"model": tiny_llama(), "peft_config": lora(), "train_dataset": rows(count), **kwargs}
-    trainer = WatchedPPO(reward_funcs=reward, args=args, processing_class=load_tokenizer("tiny"), **given)
+    trainer = kind(reward_funcs=reward, args=args, processing_class=load_tokenizer("tiny"), **given)
     if texts is None:
         trainer.sampler = ScriptedSampler(trainer.tokenizer, args.max_completion_length)
     else:

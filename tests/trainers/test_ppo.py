@@ -6,12 +6,14 @@ import math
 
 import pytest
 import torch
+from datasets import Dataset
 
 from hf_rlx.models import critic
 from hf_rlx.models.roles import CRITIC, POLICY, REFERENCE
+from hf_rlx.trainers.ppo import PPOTrainer
 from hf_rlx.types import Group
-from tests.trainers.ppo_tools import ppo, ppo_config
-from tests.trainers.tools import EOS, digest, move, rows
+from tests.trainers.ppo_tools import WatchedPPO, ppo, ppo_config
+from tests.trainers.tools import EOS, digest, lora, move, rows
 
 A, B = 69, 70
 # Ended after three tokens, cut after three, ended at once, ended after two.
@@ -240,3 +242,37 @@ def test_a_constant_reward_moves_the_critic_only(tmp_path):
     assert digest(policy) == before
     assert head == 0.0 != trainer.shared.heads[CRITIC].linear.bias.item()
     assert trainer.state.log_history[0]["value_loss"] == pytest.approx(0.7**2 / 2)
+
+
+def test_texts_end_at_a_stop_string(tmp_path):
+    """The bundled model answers sums; with `stop_strings=["1"]` a text that has a 1 has it last (trl#3250)."""
+    seen: list[str] = []
+
+    def length(completions, **_):
+        seen.extend(completions)
+        return [float(len(text)) for text in completions]
+
+    args = ppo_config(tmp_path, stop_strings=["1"], max_completion_length=8)
+    prompts = Dataset.from_list([{"prompt": f"{n}+{n + 1}="} for n in range(50, 66)])
+    PPOTrainer("tiny", length, args, train_dataset=prompts, peft_config=lora()).train()
+    with_one = [text for text in seen if "1" in text]
+    assert len(with_one) >= 8
+    assert all(text.index("1") == len(text) - 1 for text in with_one)
+
+
+def test_a_subclass_that_shapes_rewards_is_heard(tmp_path):
+    """What it adds to the totals stands on the last token of every text (trl#3270): 0 + 0.5, and no KL."""
+
+    class Shaped(WatchedPPO):
+        def shape_rewards(self, rollouts):
+            super().shape_rewards(rollouts)
+            for rollout in rollouts:
+                rollout.total = rollout.total + 0.5
+
+    args = ppo_config(tmp_path, per_device_train_batch_size=4, beta=0.0, max_completion_length=3, shuffle_dataset=False)
+    trainer = ppo(args, lambda completions, **_: [0.0] * len(completions), count=4, texts=TEXTS, kind=Shaped)
+    trainer.train()
+    assert trainer.state.log_history[0]["reward/shaped"] == pytest.approx(0.5)
+    batch = trainer.windows[0][1][0]
+    last = batch.returns.gather(1, batch.mask.sum(1, keepdim=True) - 1)
+    torch.testing.assert_close(last, torch.full((4, 1), 0.5))
