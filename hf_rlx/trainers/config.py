@@ -59,11 +59,14 @@ def _shown(config: Any) -> str:
     return f"{type(config).__name__}(\n{fields})"
 
 
-def described(default: Any, text: str) -> Any:
-    """A field with its one help text, for readers and for `--help` alike."""
+_BARE: dict[str, Any] = {"nargs": "?", "const": True}  # `--bf16` without a value is True, for scripts that parse
+
+
+def described(default: Any, text: str, **parsing: Any) -> Any:
+    """A field with its one help text, for readers and for `--help` alike; `parsing`: for `HfArgumentParser`."""
     if isinstance(default, (list, dict, set)):
-        return field(default_factory=lambda: default, metadata={"help": text})
-    return field(default=default, metadata={"help": text})
+        return field(default_factory=lambda: default, metadata={"help": text, **parsing})
+    return field(default=default, metadata={"help": text, **parsing})
 
 
 def _dictionary(name: str, text: str) -> dict[str, Any]:
@@ -87,12 +90,12 @@ class BaseConfig(TrainingArguments):
 
     logging_steps: float = described(10, "Log every so many optimizer steps.")
     # TrainingArguments types both as plain booleans; None means that the device decides.
-    bf16: bool | None = described(None, "bfloat16 autocast; None: if the device has it.")  # type: ignore[assignment]
-    fp16: bool | None = described(None, "float16 autocast; None: without bfloat16.")  # type: ignore[assignment]
-    # Typed as text there, for lists of options of FSDP1.
-    fsdp: bool | None = described(None, "FSDP2 where processes are several.")  # type: ignore[assignment]
+    bf16: bool | None = described(None, "bfloat16 autocast; None: if the device has it.", **_BARE)  # type: ignore[assignment]
+    fp16: bool | None = described(None, "float16 autocast; None: without bfloat16.", **_BARE)  # type: ignore[assignment]
+    # Typed as text there, for the options of FSDP1.
+    fsdp: bool = described(False, "FSDP2 over the processes of a launcher.")  # type: ignore[assignment]
     gradient_checkpointing: bool | None = described(
-        None, "Recompute activations in the backward; None: on GPUs only, where memory is short."
+        None, "Recompute activations in the backward; None: on GPUs only, where memory is short.", **_BARE
     )
     logging_nan_inf_filter: bool = described(False, "False: a NaN loss is logged as NaN, not as 0.")
     model_init_kwargs: dict[str, Any] | None = described(None, "For `from_pretrained` when the model is a name.")

@@ -6,10 +6,13 @@ import dataclasses
 import json
 
 import pytest
+from transformers import HfArgumentParser
 
 from hf_rlx.trainers.config import REMOVED_FIELDS
+from hf_rlx.trainers.dpo import DPOConfig
 from hf_rlx.trainers.grpo import PRESETS, GRPOConfig, GRPOTrainer
 from hf_rlx.trainers.online_config import OnlineConfig
+from hf_rlx.trainers.reward import RewardConfig
 from hf_rlx.trainers.settings import public_args
 from tests.trainers.tools import config, rows, scripted
 
@@ -261,3 +264,12 @@ def test_a_run_with_a_plateau_scheduler_evaluates(tmp_path):
     trainer = scripted(args, count=8, eval_dataset=rows(2))
     trainer.train()
     assert any("eval_reward" in entry for entry in trainer.state.log_history)
+
+
+@pytest.mark.parametrize("kind", [GRPOConfig, RewardConfig, DPOConfig])
+def test_switches_of_a_script_need_no_value(kind):
+    """`HfArgumentParser`, which TRL's scripts parse with: `--bf16` is True, and `--fp16 False` still False."""
+    flags = "--output_dir x --use_cpu --bf16 --fp16 False --gradient_checkpointing --report_to none"
+    (args,) = HfArgumentParser(kind).parse_args_into_dataclasses(flags.split())
+    assert (args.bf16, args.fp16, args.activation_checkpointing) == (True, False, True)
+    assert HfArgumentParser(kind).parse_args_into_dataclasses(["--output_dir", "x"])[0].fsdp is False
