@@ -14,13 +14,14 @@ from hf_rlx.cards.plots import panels_of, plot_run
 logger = logging.getLogger(__name__)
 
 
-def write_beside(facts: RunFacts, folder: Path, source: Path | None = None) -> Path:
+def write_beside(facts: RunFacts, folder: Path, source: Path | None = None, name: str | None = None) -> Path:
     """Write `README.md`, `training.png` (of two logs or more, where matplotlib is installed), `.eval_results` and
     `card_facts.json`; whatever is there is replaced.
 
     Args:
         facts: what to say. folder: where they go; made if it is missing.
         source: the model's folder, where it is another one; the facts stay with the model then.
+        name: that the model's folder will have, where it is to be renamed.
 
     Returns:
         Path of the card.
@@ -34,7 +35,7 @@ def write_beside(facts: RunFacts, folder: Path, source: Path | None = None) -> P
             plot_run(facts.curve, folder / PLOT_NAME)
         except ImportError as error:
             logger.warning("no plot: %s", error)
-    card = write_card(facts, folder, source)
+    card = write_card(facts, folder, source, name)
     if source is None or source.resolve() == folder.resolve():
         facts.save(folder, _digest(card))
     return card

@@ -83,7 +83,7 @@ def render_card(facts: RunFacts, plot: str | None = None, folder: str = ".") -> 
     return ModelCard(content)
 
 
-def write_card(facts: RunFacts, folder: str | Path, source: str | Path | None = None) -> Path:
+def write_card(facts: RunFacts, folder: str | Path, source: str | Path | None = None, name: str | None = None) -> Path:
     """Write `README.md`, and `.eval_results/*.yaml` when the facts name a held-out dataset on the Hub and a score.
 
     Each file is written beside its place and then renamed, so a reader never sees half of one. Hub tokens, user and
@@ -93,6 +93,7 @@ def write_card(facts: RunFacts, folder: str | Path, source: str | Path | None = 
         facts: what to say; what they do not say of the model's kind and roles is looked up in the folder.
         folder: where the card goes; made if it is missing. A `training.png` in it is shown in the card.
         source: the model's folder, where it is another one.
+        name: that this folder will have, where it is to be renamed.
 
     Returns:
         Path of the `README.md`.
@@ -103,7 +104,7 @@ def write_card(facts: RunFacts, folder: str | Path, source: str | Path | None = 
     facts = completed(facts, model)
     plot = PLOT_NAME if (folder / PLOT_NAME).is_file() else None
     card = folder / "README.md"
-    replace_file(card, _public(str(render_card(facts, plot, model.resolve().name))))
+    replace_file(card, _public(str(render_card(facts, plot, name or model.resolve().name))))
     if facts.eval_dataset_id and facts.after:
         score = facts.after
         notes = [facts.decoding, f"n={score.n}", f"95% Wilson interval {score.low:.4f} to {score.high:.4f}"]

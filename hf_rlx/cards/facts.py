@@ -134,6 +134,7 @@ class RunFacts:
         data: "training" or a held-out set's name to rows, columns and sha256, see
             `hf_rlx.trainers.checkpointing.fingerprint`.
         rewards: names of the reward functions. reward_weights: their weights in the total.
+        abstained: of those that left completions without a score: how many, and of how many.
         hyper_parameters: field of the configuration to value, in the order to be shown.
         before: held-out score before training.
         after: held-out score after training, on the same rows.
@@ -179,6 +180,7 @@ class RunFacts:
     data: dict[str, dict[str, Any]] = field(default_factory=dict)
     rewards: list[str] = field(default_factory=list)
     reward_weights: list[float | None] = field(default_factory=list)
+    abstained: dict[str, tuple[int, int]] = field(default_factory=dict)
     hyper_parameters: dict[str, Any] = field(default_factory=dict)
     before: Score | None = None
     after: Score | None = None
@@ -228,6 +230,7 @@ class RunFacts:
             for name in {"before", "after"} & found.keys():
                 found[name] = Score(**found[name])
             found["measures"] = [_measure(entry) for entry in found.get("measures", [])]
+            found["abstained"] = {name: (none, n) for name, (none, n) in found.get("abstained", {}).items()}
             found["course"] = [Course(**entry) for entry in found.get("course", [])]
             return cls(**{"method": "", **found})
         except (TypeError, AttributeError, json.JSONDecodeError) as error:

@@ -26,11 +26,14 @@ class _Line(NamedTuple):
 
 # Names that start a held-out table: a share of right answers, with `_low` and `_high`.
 _SCORES = (
-    _Line("accuracy", "pairwise accuracy"),  # of a reward model
-    _Line("rewards/accuracies", "accuracy of the implicit reward"),  # of DPO and its relatives
+    _Line("accuracy", "pairwise accuracy", "accuracy"),  # of a reward model
+    _Line("rewards/accuracies", "accuracy of the implicit reward", "accuracy"),  # of DPO and its relatives
 )
 _HELD_OUT = (
     _Line("reward", "mean reward", "reward"),
+    _Line("accuracy_majority", "accuracy of always saying the more frequent label"),
+    _Line("accuracy_good", "accuracy on good steps"),
+    _Line("accuracy_bad", "accuracy on bad steps"),
     _Line("perplexity", "perplexity", "perplexity"),
     _Line("loss", "loss, nats"),
     _Line("margin", "margin of the scores"),
@@ -125,14 +128,18 @@ def held_out(
         last_step = None
     last = _joined(log for log in logs if log["step"] == last_step)
     over_steps = f"{prefix}n_steps" in {**first, **last}
-    ours = [_Line("accuracy", "accuracy over steps")] if over_steps else _SCORES
-    lines = [_Line(f"accuracy/{name}", f"accuracy by `{name}`") for name in _judges(rewards, verdicts)]
+    ours = [_Line("accuracy", "accuracy over steps", "accuracy")] if over_steps else _SCORES
+    judges = _judges(rewards, verdicts)
+    lines = [_Line(f"accuracy/{name}", f"accuracy by `{name}`", "accuracy") for name in judges]
     scores = [m for line in (*lines, *ours) if (m := _measure(line, prefix, first, last, dataset))]
     scores = [m for m in scores if (m.after_interval or m.before_interval) is not None]
     # Of a single reward of 0 and 1 the mean is the accuracy.
-    mean = [] if scores and len(rewards) == 1 else [_HELD_OUT[0]]
-    plain = [_Line(f"rewards/{name}/mean", f"mean of `{name}`") for name in rewards if len(rewards) > 1]
-    found = [_measure(line, prefix, first, last, dataset) for line in (*mean, *plain, *_HELD_OUT[1:])]
+    total = _HELD_OUT[0] if len(rewards) < 2 else _HELD_OUT[0]._replace(name="mean total reward")
+    mean = [] if scores and len(rewards) == 1 else [total]
+    judged = {measure.name for measure in scores}  # of these the mean is the accuracy, too
+    others = [name for name in rewards if len(rewards) > 1 and f"accuracy by `{name}`" not in judged]
+    means = [_Line(f"rewards/{name}/mean", f"mean of `{name}`") for name in others]
+    found = [_measure(line, prefix, first, last, dataset) for line in (*mean, *means, *_HELD_OUT[1:])]
     return HeldOut(scores, [measure for measure in found if measure is not None], last_step)
 
 
@@ -202,12 +209,15 @@ def _measure(line: _Line, prefix: str, first: Log, last: Log, dataset: str | Non
     if before is None and after is None:
         return None
     intervals = []
+    # The mean of a reward of 0 and 1 has the interval of its accuracy.
+    accuracy = name.replace("rewards/", "accuracy/").removesuffix("/mean") if name.endswith("/mean") else name
     for log in (first, last):
-        ends = [_number(log.get(f"{name}_{end}")) for end in ("low", "high")]
+        known = accuracy if f"{accuracy}_low" in log else name
+        ends = [_number(log.get(f"{known}_{end}")) for end in ("low", "high")]
         intervals.append((ends[0], ends[1]) if None not in ends else None)
     source = last if after is not None else first
-    count = _number(source.get(f"{name}_n", source.get(f"{prefix}n_pairs", source.get(f"{prefix}n_steps"))))
-    hub = line.hub or ("accuracy" if intervals[1] else None)
+    counts = (f"{accuracy}_n", f"{name}_n", f"{prefix}n_pairs", f"{prefix}n_steps")
+    count = next((found for key in counts if (found := _number(source.get(key))) is not None), None)
     return Measure(
         line.name,
         before,
@@ -215,7 +225,7 @@ def _measure(line: _Line, prefix: str, first: Log, last: Log, dataset: str | Non
         intervals[0],  # type: ignore[arg-type]
         intervals[1],  # type: ignore[arg-type]
         None if count is None else int(count),
-        hub,
+        line.hub,
         dataset,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import tempfile
@@ -9,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import ModelCard
 from peft import PeftConfig
 
+from hf_rlx.assets import tiny_arith_path
+from hf_rlx.cards import RunFacts, facts_from_folder, write_beside
 from hf_rlx.cards.facts import is_hub_id
 from hf_rlx.models import hub, storage
 from hf_rlx.models.hub import ADAPTER_FILE
@@ -68,8 +71,7 @@ def merge(
     try:
         merged.save_pretrained(staging)
         tokenizer.save_pretrained(staging)
-        card = _card(place, out.name, str(name), dtype)
-        (staging / "README.md").write_text(str(card) + "\n", encoding="utf-8")
+        write_beside(_facts(place, out.name, str(name), dtype), staging, name=out.name)
         staging.chmod(0o755)  # temporary folders are their owner's alone
         if out.is_dir():
             out.rmdir()
@@ -98,25 +100,37 @@ def _base(folder: Path, name: str | None, revision: str | None) -> Any:
     return model
 
 
-def _card(folder: Path, title: str, base: str, dtype: str) -> ModelCard:
-    """What it is and how it loads, with the metadata of the adapter's own card."""
-    named = f"`{base}`" if is_hub_id(base) or base == TINY else f"`{Path(base).name}`"
-    text = f"The policy adapter merged into {named}, saved in {dtype}. It loads as a plain `transformers` model."
-    if (note := weights_note(base)) is not None:
-        text += f" {note}"
-    snippet = (
-        "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        'model = AutoModelForCausalLM.from_pretrained(".")\ntokenizer = AutoTokenizer.from_pretrained(".")\n```'
+def _facts(folder: Path, title: str, base: str, dtype: str) -> RunFacts:
+    """What the adapter's run left, of which a merged policy keeps all but the adapter and the other roles; with the
+    licence, data and tags of the adapter's own card where the run left nothing."""
+    facts = facts_from_folder(folder)
+    if facts.pipeline_tag != "text-generation":  # the run trained a reward model: its numbers are not the policy's
+        facts = RunFacts("", versions=facts.versions, license=facts.license)
+    card = folder / "README.md"
+    known = ModelCard.load(card).data.to_dict() if card.is_file() else {}
+    data, tags = known.get("datasets") or [None], [tag for tag in known.get("tags") or [] if "lora" not in tag]
+    notes = [
+        f"The policy adapter was merged into its base and saved in {dtype}; it loads as a plain `transformers` model."
+    ]
+    if facts.after or facts.measures:
+        notes[0] += " The numbers above are of the adapter on the base that it was trained on."
+    return dataclasses.replace(
+        facts,
+        base_model=str(tiny_arith_path()) if base == TINY else base,
+        model_name=title,
+        repo_id=None,
+        adapter=False,
+        kind="model",
+        quantization=None,
+        adapter_settings=None,
+        roles={},
+        license=facts.license or known.get("license"),
+        license_name=facts.license_name or known.get("license_name"),
+        license_link=facts.license_link or known.get("license_link"),
+        dataset_id=facts.dataset_id or data[0],
+        tags=[*tags, *facts.tags, "merged"],
+        notes=[*facts.notes, *notes, *([note] if (note := weights_note(base)) is not None else [])],
     )
-    facts: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["hf_rlx"]}
-    if is_hub_id(base):
-        facts |= {"base_model": base, "base_model_relation": "finetune"}
-    if (folder / "README.md").is_file():
-        trained = ModelCard.load(folder / "README.md").data.to_dict()
-        facts |= {name: trained[name] for name in ("license", "datasets", "language", "tags") if trained.get(name)}
-    facts["tags"] = list(dict.fromkeys([*facts["tags"], "merged"]))
-    data = ModelCardData(**facts)
-    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n# {title}\n\n{text}\n\n{snippet}\n")
 
 
 __all__ = ["merge"]

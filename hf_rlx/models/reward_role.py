@@ -13,7 +13,7 @@ What `read` needs is saved with the role (`Role.facts`), so a reward model gives
 | temperature | scores are divided by it; fitted on held-out pairs, so that sigma(difference) is a probability |
 | normalizer | "none", "batch" or "running" |
 | moments | of the tempered scores, see `RunningMoments` |
-| max_length, chat_template_kwargs | how texts were tokenized in training |
+| max_length, chat_template_kwargs, special_tokens_in_messages | how texts were tokenized in training |
 """
 
 from __future__ import annotations
@@ -145,7 +145,8 @@ class RoleReward:
         temperature: divides scores; None: the fitted one, else 1.
         max_tokens: of one forward.
         chat_template_kwargs, max_length: None: as in training.
-        special_tokens: of messages, see `encode_messages`.
+        special_tokens: of messages, see `encode_messages`. None: as in training, where "refuse" was a check of the
+            data and counts as "split" here.
         name: in logs.
 
     Raises:
@@ -166,7 +167,7 @@ class RoleReward:
         max_tokens: int | None = 8192,
         chat_template_kwargs: dict[str, Any] | None = None,
         max_length: int | None = None,
-        special_tokens: SpecialTokens = "split",
+        special_tokens: SpecialTokens | None = None,
         name: str | None = None,
     ) -> None:
         if shared._role(role).head is None:
@@ -174,17 +175,18 @@ class RoleReward:
                 f"role {role!r} has no head to score with; train it with RewardTrainer(model=shared, ...)"
             )
         self.shared, self.role, self.__name__ = shared, role, name or role
-        self._given = {
+        self._given: dict[str, Any] = {
             "normalizer": normalizer,
             "temperature": temperature,
             "max_length": max_length,
             "chat_template_kwargs": chat_template_kwargs,
+            "special_tokens_in_messages": special_tokens,
         }
         if self.normalizer not in NORMALIZERS:
             raise ValueError(f"normalizer must be one of {NORMALIZERS}, got {self.normalizer!r}")
         if not self.temperature > 0:
             raise ValueError(f"temperature must be above 0, got {self.temperature}")
-        self.max_tokens, self.special_tokens = max_tokens, special_tokens
+        self.max_tokens = max_tokens
         self.tokenizer = tokenizer or tokenizer_of(shared)
         self._frozen = self._told = False
         self._base: dict[str, Any] | None = None  # the moments before those of `_since`, which `share` has not seen
@@ -210,6 +212,11 @@ class RoleReward:
     def chat_template_kwargs(self) -> dict[str, Any]:
         """Arguments of the chat template."""
         return self._setting("chat_template_kwargs") or {}
+
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        """What special tokens inside messages become."""
+        return special_tokens_of(self.shared, self.role, self._given["special_tokens_in_messages"])
 
     def __call__(
         self,
@@ -349,6 +356,14 @@ def _merged(states: list[dict[str, Any]]) -> dict[str, Any] | None:
             "high": high,
         }
     return result
+
+
+def special_tokens_of(shared: SharedModel, role: str, given: SpecialTokens | None) -> SpecialTokens:
+    """What a role does with special tokens inside messages: as given, else as in training. Rows were refused there so
+    that none has any; a text that is scored later is no reason to stop, and splits them."""
+    if given is not None:
+        return given
+    return "allow" if shared._role(role).facts.get("special_tokens_in_messages") == "allow" else "split"
 
 
 def tokenizer_of(shared: SharedModel) -> Any:

@@ -7,6 +7,7 @@ role (`Role.facts`), so that it is the same number in another process:
 |---|---|
 | step_separator | what stands behind every step; a completion is split there |
 | max_length, max_completion_length, chat_template_kwargs | how solutions were tokenized in training |
+| special_tokens_in_messages | the same |
 | id2label | {"0": "bad", "1": "good"}: the sign of the score |
 """
 
@@ -21,7 +22,7 @@ from torch import Tensor
 from hf_rlx.data.special_tokens import SpecialTokens
 from hf_rlx.data.steps import encode_steps, split_steps
 from hf_rlx.functional import step_aggregate
-from hf_rlx.models.reward_role import tokenizer_of
+from hf_rlx.models.reward_role import special_tokens_of, tokenizer_of
 from hf_rlx.models.roles import STEP_REWARD
 from hf_rlx.types import Group
 
@@ -59,7 +60,7 @@ class RoleStepReward:
             the whole solution and gains nothing from more steps; "log_odds", the score itself.
         max_tokens: of one forward.
         step_separator, max_length, max_completion_length, chat_template_kwargs: None: as in training.
-        special_tokens: of messages, see `encode_messages`.
+        special_tokens: of messages, as for `RoleReward`.
         name: in logs.
 
     Raises:
@@ -80,7 +81,7 @@ class RoleStepReward:
         max_length: int | None = None,
         max_completion_length: int | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
-        special_tokens: SpecialTokens = "split",
+        special_tokens: SpecialTokens | None = None,
         name: str | None = None,
     ) -> None:
         if shared._role(role).head is None:
@@ -88,14 +89,20 @@ class RoleStepReward:
         if value not in _VALUES:
             raise ValueError(f"value must be one of {tuple(_VALUES)}, got {value!r}")
         self.shared, self.role, self.value, self.__name__ = shared, role, value, name or role
-        self.max_tokens, self.special_tokens = max_tokens, special_tokens
+        self.max_tokens = max_tokens
         self.tokenizer = tokenizer or tokenizer_of(shared)
-        self._given = {
+        self._given: dict[str, Any] = {
             "step_separator": step_separator,
             "max_length": max_length,
             "max_completion_length": max_completion_length,
             "chat_template_kwargs": chat_template_kwargs,
+            "special_tokens_in_messages": special_tokens,
         }
+
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        """What special tokens inside messages become."""
+        return special_tokens_of(self.shared, self.role, self._given["special_tokens_in_messages"])
 
     def __call__(
         self,

@@ -1,4 +1,17 @@
-"""What the curves of a run say when nothing is learned, told once and with the way out."""
+"""What the curves of a run say when nothing is learned, or the wrong thing, told once and with the way out.
+
+| alert | when |
+|---|---|
+| unscored, cancelled | nobody scored a completion of a rollout; the weighted rewards cancel one another |
+| constant reward (of all prompts) | no group, or no prompt, has a signal, in two logs in a row |
+| everything truncated | every completion was cut, in two logs in a row |
+| far from the reference, rising KL, negative KL | the KL is large, rises for five logs, or is no KL |
+| special tokens in messages | some stood there and became plain text |
+| collapse | nearly all completions are the same text, whatever the prompt |
+| reward hacking | what is watched falls while the trained reward rises, see `reward_hacking.py` |
+
+At the end a line says which reward functions gave no score, and to how many completions.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +27,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from hf_rlx.rollout.collect import Collected
 from hf_rlx.trainers.dynamic_sampling import has_signal
+from hf_rlx.trainers.metrics import gathered
 from hf_rlx.trainers.observe import lost_signal
+from hf_rlx.trainers.reward_hacking import HackingWatch
 from hf_rlx.types import Rollout
 
 logger = logging.getLogger(__name__)
@@ -123,13 +138,30 @@ class Alerts(TrainerCallback):
         self._texts: dict[str, list[Any]] = {}  # prompt -> its most common completion, how often, and of how many
         self._alike: bool | None = None  # rollouts since the last log; None where a group can be compared within
         self._explained = False  # a rollout since the last log was told of for its own reason
+        self._hacking = HackingWatch()
+        self._names: list[str] = []  # of the reward functions
+        self._weights: list[float] = []  # theirs, where they are given
+        self._abstained: dict[str, list[int]] = {}  # name -> completions without a score, and of how many; here
+        self._abstained_everywhere: dict[str, list[int]] = {}  # of all processes, from the end of the training on
+
+    @property
+    def abstained(self) -> dict[str, tuple[int, int]]:
+        """Reward functions that left completions without a score: how many, and of how many; while it trains, of this
+        process."""
+        counts = self._abstained_everywhere or self._abstained
+        return {name: (none, count) for name, (none, count) in counts.items() if none}
 
     def rollout(self, collected: Collected, step: int) -> None:
-        """Called with every rollout: was there a signal, and if not, why."""
+        """Called with every rollout: was there a signal, and if not, why; and who scored it."""
+        self._names = list(collected.scores.names)
+        for place, name in enumerate(self._names):
+            counts = self._abstained.setdefault(name, [0, 0])
+            counts[0] += sum(int(r.rewards[:, place].isnan().sum()) for r in collected.rollouts)
+            counts[1] += sum(len(r.rewards) for r in collected.rollouts)
         singles = [r.total for r in collected.rollouts if len(r.total) == 1]
         if len(singles) > 1:
             self._alike = self._alike is not False and not has_signal(torch.cat(singles))
-        lost = lost_signal(collected)
+        lost = lost_signal(collected, self._weights)
         if lost is None:
             return
         kind, reason = lost
@@ -169,10 +201,38 @@ class Alerts(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Called by the Trainer with every log of its main process; those of training count."""
-        if not logs or "loss" not in logs or not state.is_world_process_zero:
+        """Called by the Trainer with every log of its main process."""
+        if not logs or not state.is_world_process_zero:
             return
-        self.check(logs, state.global_step, args.max_completion_length)
+        self._weights = list(getattr(args, "reward_weights", None) or [])
+        watched = [name for name, weight in zip(self._names, self._weights, strict=False) if weight == 0]
+        if "loss" in logs:
+            self.check(logs, state.global_step, args.max_completion_length)
+            falls = self._hacking.training(logs, watched)
+        else:
+            falls = self._hacking.evaluation(logs, state.global_step, watched)
+        for fall in falls:
+            if fall.name not in self.told:
+                self.told.append(fall.name)
+                logger.warning("step %d: reward hacking: %s", state.global_step, fall.text)
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Called by the Trainer: a run that does not go on from a checkpoint counts anew."""
+        self._weights = list(getattr(args, "reward_weights", None) or [])
+        self._abstained_everywhere = {}
+        if not state.global_step:
+            self._abstained = {}
+
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Called by the Trainer on every process: say how many completions each reward function left unscored."""
+        everywhere: dict[str, list[int]] = {}
+        for name, (none, count) in gathered(list(self._abstained.items())):
+            kept = everywhere.setdefault(name, [0, 0])
+            kept[0], kept[1] = kept[0] + none, kept[1] + count
+        self._abstained_everywhere = everywhere
+        told = [f"{name} {none:,} of {n:,} ({none / n:.1%})" for name, (none, n) in self.abstained.items()]
+        if told and state.is_world_process_zero:
+            logger.warning("completions without a score (None, NaN, or a fault), left out: %s", "; ".join(told))
 
     def check(self, logs: dict[str, Any], step: int, max_completion_length: int) -> list[str]:
         """Update every rule with one training log; warns, and returns the names of the alerts that are new."""
@@ -208,6 +268,8 @@ class Alerts(TrainerCallback):
             "texts": {prompt: list(found) for prompt, found in self._texts.items()},
             "explained": self._explained,
             "alike": self._alike,
+            "hacking": self._hacking.state_dict(),
+            "abstained": {name: list(counts) for name, counts in self._abstained.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -215,3 +277,6 @@ class Alerts(TrainerCallback):
         self.told, self._in_a_row = list(state["told"]), dict(state["in_a_row"])
         self._last, self._texts = dict(state.get("last", {})), dict(state.get("texts", {}))
         self._explained, self._alike = bool(state["explained"]), state.get("alike")
+        self._abstained = {name: list(counts) for name, counts in state.get("abstained", {}).items()}
+        if "hacking" in state:
+            self._hacking.load_state_dict(state["hacking"])

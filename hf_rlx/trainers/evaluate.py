@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from hf_rlx.data.formats import check_prompts, naming_rows
 from hf_rlx.functional import wilson_interval
@@ -26,7 +27,8 @@ def evaluate_rollouts(trainer: OnlineTrainer, eval_dataset: Any, prefix: str) ->
 
     Returns:
         `<prefix>_reward` with `_low` and `_high` (mean +- 1.96 standard errors over prompts) and `_n`,
-        `<prefix>_rewards/<function>/mean`, lengths, and for every reward function that only returned 0 and 1:
+        `<prefix>_rewards/<function>/mean` (of several functions with `_low`, `_high` and `_n` too, weight 0 or not),
+        lengths, and for every reward function that only returned 0 and 1:
         `<prefix>_accuracy/<function>` with `_low` and `_high` (95 % Wilson interval) and `_n`.
 
     Raises:
@@ -51,7 +53,7 @@ def evaluate_rollouts(trainer: OnlineTrainer, eval_dataset: Any, prefix: str) ->
         record_lengths(store, part.rollouts)
         trainer.tables.add(prefix, trainer.state.global_step, part.rollouts, part.scores)
     metrics = store.flush()
-    metrics |= _accuracies(collected, trainer) | _mean_reward(collected)
+    metrics |= _accuracies(collected, trainer) | _intervals(collected, trainer.scorer.names)
     seconds = time.perf_counter() - start
     metrics |= {"runtime": seconds, "samples_per_second": len(dataset) / seconds}
     metrics = {f"{prefix}_{name}": value for name, value in metrics.items()}
@@ -117,15 +119,24 @@ def _accuracies(collected: list[Collected], trainer: OnlineTrainer) -> dict[str,
     return metrics
 
 
-def _mean_reward(collected: list[Collected]) -> dict[str, float]:
-    """Interval of the mean total reward over the prompts of all processes; none for fewer than two scored prompts."""
-    totals = (rollout.total[~torch.isnan(rollout.total)] for part in collected for rollout in part.rollouts)
-    means = torch.tensor(gathered([float(total.mean()) for total in totals if total.numel()]), dtype=torch.float64)
+def _intervals(collected: list[Collected], names: list[str]) -> dict[str, float]:
+    """Intervals of the mean total reward, and of several functions of each one's mean."""
+    rollouts = [rollout for part in collected for rollout in part.rollouts]
+    found = _interval("reward", [rollout.total for rollout in rollouts])
+    for index, name in enumerate(names if len(names) > 1 else []):
+        found |= _interval(f"rewards/{name}/mean", [rollout.rewards[:, index] for rollout in rollouts])
+    return found
+
+
+def _interval(name: str, groups: list[Tensor]) -> dict[str, float]:
+    """Mean +- 1.96 standard errors over the prompts of all processes; none for fewer than two scored prompts.
+
+    Args:
+        name: of the metric. groups: (K,) rewards of each prompt of this process, NaN where there is none.
+    """
+    scored = (group[~torch.isnan(group)] for group in groups)
+    means = torch.tensor(gathered([float(group.mean()) for group in scored if group.numel()]), dtype=torch.float64)
     if means.numel() < 2:
         return {}
-    half = 1.96 * float(means.std()) / math.sqrt(means.numel())
-    return {
-        "reward_low": float(means.mean()) - half,
-        "reward_high": float(means.mean()) + half,
-        "reward_n": float(means.numel()),
-    }
+    half, mean = 1.96 * float(means.std()) / math.sqrt(means.numel()), float(means.mean())
+    return {f"{name}_low": mean - half, f"{name}_high": mean + half, f"{name}_n": float(means.numel())}

@@ -16,11 +16,14 @@ import os
 import platform
 import re
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub import try_to_load_from_cache
+from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError
+from tqdm.auto import tqdm
 
 from hf_rlx.assets import tiny_arith_path
 from hf_rlx.cards import RunFacts, command_line, history, installed_versions
@@ -28,6 +31,7 @@ from hf_rlx.cards.beside import is_ours, write_beside
 from hf_rlx.cards.command import without_local_paths
 from hf_rlx.cards.facts import is_hub_id
 from hf_rlx.cards.folder import SHOWN, licence_of
+from hf_rlx.hub import one_line, unreachable
 from hf_rlx.models.roles import POLICY
 from hf_rlx.trainers.checkpointing import fingerprint
 from hf_rlx.trainers.settings import public_args, secrets_of
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_SECONDS = 5  # that the Hub may take to answer
 _CHECKPOINT = re.compile(r"(\.tmp-)?checkpoint-\d+")
 # Models that have a short name here, whose own card may not be on this machine.
 _LICENCES = {"HuggingFaceTB/SmolLM2-135M-Instruct": "apache-2.0", str(tiny_arith_path()): "apache-2.0"}
@@ -128,19 +133,21 @@ def facts_of(trainer: BaseTrainer) -> RunFacts:
     weights = [] if scorer is None or len(rewards) < 2 else [float(weight) for weight in scorer.weights]
     steps = [] if step_scorer is None else list(step_scorer.names)
     base = shared.config.name_or_path or None
+    revision = getattr(shared.config, "_commit_hash", None)
     adapter = shared.roles[POLICY].adapter
     known: dict[str, Any] = {
         "method": trainer.method,
         "base_model": base,
-        "base_revision": getattr(shared.config, "_commit_hash", None),
+        "base_revision": revision,
         "repo_id": getattr(trainer, "hub_model_id", None),
         "adapter": adapter is not None,
         "adapter_type": _adapter_type(shared, adapter),
         "quantization": _quantization(shared),
-        **_licence(base),
+        **_licence(base, revision),
         **_dataset_facts(trainer),
         "rewards": rewards + [f"{name}, on steps" for name in steps],
         "reward_weights": [*weights, *(None for _ in steps)] if weights else [],
+        "abstained": dict(getattr(getattr(trainer, "alerts", None), "abstained", {})),
         "hyper_parameters": hyper_parameters(args),
         "decoding": _decoding(trainer),
         "course": history.course(log),
@@ -278,14 +285,25 @@ def _origin(dataset: Any) -> tuple[str | None, str | None]:
     """Hub id and name for people, as `datasets` remembers where it loaded from; (None, None) for rows in memory."""
     info: Any = getattr(dataset, "info", None)
     sources = [str(source) for source in getattr(info, "download_checksums", None) or {}]
-    for source in sources:
-        match = re.match(r"hf://datasets/([^@]+)@", source)
-        if match:
-            split = str(dataset.split) if getattr(dataset, "split", None) is not None else None
-            config = info.config_name if getattr(info, "config_name", None) not in (None, "default") else None
-            return match[1], ", ".join([match[1], *(part for part in (config, split) if part)])
+    matches = (re.match(r"hf://datasets/([^@]+)@", source) for source in sources)
+    hub = next((match[1] for match in matches if match), None) or _hub_id_of_files(dataset)
+    if hub is not None:
+        split = str(dataset.split) if getattr(dataset, "split", None) is not None else None
+        config = info.config_name if getattr(info, "config_name", None) not in (None, "default") else None
+        return hub, ", ".join([hub, *(part for part in (config, split) if part)])
     names = [Path(source).name for source in sources]
     return None, ", ".join(names[:3]) or None
+
+
+def _hub_id_of_files(dataset: Any) -> str | None:
+    """By the folder of its Arrow files, which `datasets` names by the commit; the Hub's cache keeps that commit's
+    files under the id, which the folders above spell in small letters only."""
+    for file in getattr(dataset, "cache_files", None) or []:
+        commit = Path(file["filename"]).parent.name
+        if re.fullmatch("[0-9a-f]{40}", commit):
+            for place in Path(constants.HF_HUB_CACHE).glob(f"datasets--*/snapshots/{commit}"):
+                return place.parents[1].name.removeprefix("datasets--").replace("--", "/")
+    return None
 
 
 def _is_messages(value: Any) -> bool:
@@ -294,16 +312,40 @@ def _is_messages(value: Any) -> bool:
     )
 
 
-def _licence(base: str | None) -> dict[str, str]:
-    """Out of the base's own card, in its folder or in the Hub's cache; empty where it is not known."""
+def _licence(base: str | None, revision: str | None) -> dict[str, str]:
+    """Out of the base's own card, in its folder or on the Hub; empty where it is not known."""
     if base is None:
         return {}
     if base in _LICENCES:
         return {"license": _LICENCES[base]}
     if not is_hub_id(base):
         return licence_of(Path(base))
-    cached = try_to_load_from_cache(base, "README.md")
-    return licence_of(Path(cached).parent) if isinstance(cached, str) else {}
+    card = _card_of(base, revision)
+    return {} if card is None else licence_of(card.parent)
+
+
+@cache
+def _card_of(base: str, revision: str | None) -> Path | None:
+    """A base's own card, from the Hub's cache or else from the Hub, which is asked once; None where it has none or is
+    out of reach."""
+    cached = try_to_load_from_cache(base, "README.md", revision=revision)
+    if isinstance(cached, str):
+        return Path(cached)
+    try:
+        found = hf_hub_download(base, "README.md", revision=revision, etag_timeout=_SECONDS, tqdm_class=_Silent)
+    except Exception as error:
+        if not isinstance(error, OSError | EntryNotFoundError) and not unreachable(error):
+            raise
+        logger.debug("no card of %s, and so no licence: %s", base, one_line(str(error)))
+        return None
+    return Path(found)
+
+
+class _Silent(tqdm):
+    """No bar for a small file."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "disable": True})
 
 
 def _adapter_type(shared: Any, adapter: str | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,8 +57,11 @@ def record_rollouts(trainer: OnlineTrainer, collected: Collected) -> int:
     return prompt_tokens + collected.tokens
 
 
-def lost_signal(collected: Collected) -> tuple[str, str] | None:
+def lost_signal(collected: Collected, weights: Sequence[float] = ()) -> tuple[str, str] | None:
     """Why a whole rollout teaches nothing although it should: nobody scored it, or components cancel.
+
+    Args:
+        collected: with rewards and totals. weights: of the functions; one of 0 cancels nothing. Empty: all count.
 
     Returns:
         a name of the reason, and a sentence; None where some group has a signal, or all rewards are just equal.
@@ -70,7 +74,9 @@ def lost_signal(collected: Collected) -> tuple[str, str] | None:
             f"no completion was scored, every reward function abstained on all of them ({names}): check that it finds "
             "what it looks for in prompts, completions and columns"
         )
-    if any(has_signal(component) for r in rollouts for component in r.rewards.unbind(dim=1)):
+    count = len(collected.scores.names)
+    counted = [place for place, weight in enumerate(weights or [1.0] * count) if weight and place < count]
+    if any(has_signal(r.rewards[:, place]) for r in rollouts for place in counted):
         return "cancelled", (
             "single reward functions tell the completions of a prompt apart, but their weighted sum does not: the "
             f"components cancel, and nothing is learned ({names}); change reward_weights"

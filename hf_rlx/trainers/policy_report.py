@@ -34,7 +34,7 @@ def evaluate_on_policy(
     seed: int = 0,
     max_rows: int = 64,
     chat_template_kwargs: dict[str, Any] | None = None,
-    special_tokens: SpecialTokens = "split",
+    special_tokens: SpecialTokens | None = None,
 ) -> RewardReport:
     """Sample from the policy, let a verifier or a judge rank the answers, and see whether the reward model agrees.
 
@@ -47,7 +47,7 @@ def evaluate_on_policy(
         tokenizer: None: that which the role was trained with.
         num_generations: K, answers a prompt. Prompts whose answers are all alike in the verifier's eyes have no pair.
         max_completion_length, temperature, seed: of sampling. max_rows: completions that decode side by side.
-        chat_template_kwargs, special_tokens: of the prompts; chat_template_kwargs None: as the role was trained.
+        chat_template_kwargs, special_tokens: of the prompts; None: as the role was trained.
 
     Returns:
         The report, as of held-out rows.
@@ -70,7 +70,7 @@ def evaluate_on_policy(
             params,
             num_generations,
             chat_template_kwargs=reward.chat_template_kwargs if chat_template_kwargs is None else chat_template_kwargs,
-            special_tokens=special_tokens,
+            special_tokens=special_tokens or reward.special_tokens,
         ).rollouts
     scored = []
     for rollout in rollouts:

@@ -162,6 +162,7 @@ class PRMTrainer(PreferenceTrainer):
             max_length=args.longest_row(shared.context_length),  # as `encode` cuts rows
             max_completion_length=args.max_completion_length,
             chat_template_kwargs=args.chat_template_kwargs,
+            special_tokens_in_messages=args.special_tokens_in_messages,
             id2label={"0": "bad", "1": "good"},
         )
 
@@ -271,8 +272,11 @@ class PRMTrainer(PreferenceTrainer):
             return facts
         score = Score(found.accuracy, found.n_steps, found.accuracy_low, found.accuracy_high)
         note = (
-            f"Accuracy is the share of {found.n_steps} held-out steps told right from wrong. Expected calibration "
-            f"error {found.ece:.3f}; first wrong step of a solution found: F1 {found.first_error_f1:.3f}."
+            f"Accuracy is the share of {found.n_steps} held-out steps told right from wrong; always saying the more "
+            f"frequent label would get {found.accuracy_majority:.3f}. Of the {found.n_good} good steps "
+            f"{_share(found.accuracy_good)} are told right, of the {found.n_bad} bad ones "
+            f"{_share(found.accuracy_bad)}. Expected calibration error {found.ece:.3f}; first wrong step of a "
+            f"solution found: F1 {_share(found.first_error_f1)}."
         )
         return {**facts, "after": score, "notes": [note]}
 
@@ -282,6 +286,10 @@ class PRMTrainer(PreferenceTrainer):
         facts = {**super().run_facts(), **{name: getattr(self.args, name) for name in names}}
         facts["first_error_only"] = self.args.up_to_first_error
         return {**facts, "reward_roles": adapter_facts(self.shared, self.train_roles)}
+
+
+def _share(value: float) -> str:
+    return "none" if math.isnan(value) else f"{value:.3f}"
 
 
 def _together(rows: list[RankedGroup]) -> tuple[list[Group], list[StepGroup]]:

@@ -4,6 +4,7 @@
 |---|---|---|
 | n_solutions, n_steps, n_good, n_bad | count | solutions; steps with a label; right and wrong ones |
 | accuracy, accuracy_low, accuracy_high | share | steps told right from wrong at probability 1/2; 95 % interval |
+| accuracy_majority | share | what always giving the more frequent label would get |
 | accuracy_good, accuracy_bad | share | of the right, and of the wrong steps |
 | loss | nats | mean over steps of the binary cross-entropy, against soft labels too |
 | ece | share | expected calibration error of the probability, see the reliability table |
@@ -75,6 +76,7 @@ class StepReport(Report):
     accuracy: float
     accuracy_low: float
     accuracy_high: float
+    accuracy_majority: float
     accuracy_good: float
     accuracy_bad: float
     loss: float
@@ -124,6 +126,7 @@ def step_report(rows: Sequence[ScoredSteps]) -> StepReport:
         accuracy=_mean(right.tolist()),
         accuracy_low=interval.low,
         accuracy_high=interval.high,
+        accuracy_majority=max(_mean(good.tolist()), _mean((~good).tolist())),
         accuracy_good=_mean(right[good].tolist()),
         accuracy_bad=_mean(right[~good].tolist()),
         loss=_mean(loss.tolist()),

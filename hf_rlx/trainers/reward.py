@@ -176,7 +176,7 @@ class RewardTrainer(PreferenceTrainer):
         facts = shared.roles[REWARD].facts
         longest = args.longest_row(shared.context_length)  # as `encode` cuts rows
         facts.update(max_length=longest, chat_template_kwargs=args.chat_template_kwargs)
-        facts.update(normalizer=args.normalizer)
+        facts.update(special_tokens_in_messages=args.special_tokens_in_messages, normalizer=args.normalizer)
         if len(members) > 1:
             facts.update(members=members, uncertainty_penalty=args.uncertainty_penalty)
 

@@ -86,6 +86,20 @@ class Report:
         numbers = {name: value for name, value in asdict(self).items() if name != "reliability"}
         return {name: float(value) for name, value in numbers.items() if not math.isnan(value)}
 
+    def __str__(self) -> str:
+        """A small table: the numbers, an interval beside its number, without what is NaN and the reliability table;
+        `table()` has all of it."""
+        facts = {name: value for name, value in vars(self).items() if name != "reliability" and value == value}
+        lines = []
+        for name, value in facts.items():
+            if name.endswith(("_low", "_high")) and name.rpartition("_")[0] in facts:
+                continue
+            ends = [facts[f"{name}_{end}"] for end in ("low", "high") if f"{name}_{end}" in facts]
+            lines.append(
+                f"{name:24} {_shown(value)}" + (" ({:.4f} to {:.4f})".format(*ends) if len(ends) == 2 else "")
+            )
+        return "\n".join(lines)
+
     def table(self) -> str:
         """Readable text: the numbers, then the reliability table."""
         facts = asdict(self)

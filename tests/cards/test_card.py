@@ -114,6 +114,38 @@ def test_every_fact_can_be_missing(dropped: str, tmp_path: Path):
     assert card.content.count("```") % 2 == 0
 
 
+def test_a_base_that_was_not_measured_is_told(tmp_path: Path):
+    """With the way to measure it; not where the score is there, or nothing is."""
+    line = "The score before training is not known: a run with `eval_on_start=True` measures it."
+    score = Score.from_counts(3, 4)
+    for before, after, told in ((None, score, True), (score, score, False), (None, None, False)):
+        text = write_card(RunFacts("grpo", before=before, after=after), tmp_path).read_text()
+        assert text.count(line) == told
+        assert "\n\n\n" not in text
+    assert f", of shares Wilson's.\n\n{line}\n\n## Use" in str(render_card(RunFacts("grpo", after=score)))
+
+
+def test_lines_over_different_rows_say_so(tmp_path: Path):
+    """A count that all lines share stands below the table, others in their lines."""
+    same = [Measure("a", 1.0, n=8), Measure("b", 2.0, n=8), Measure("c", 3.0)]
+    text = write_card(RunFacts("grpo", measures=same), tmp_path).read_text()
+    assert "Measured on held-out rows, n=8." in text
+    assert "| b |" in text
+    other = [*same, Measure("d", 4.0, n=7)]
+    text = write_card(RunFacts("grpo", measures=other), tmp_path).read_text()
+    assert "Measured on held-out rows." in text
+    assert all(head in text for head in ("| a, n=8 |", "| b, n=8 |", "| c |", "| d, n=7 |"))
+
+
+def test_completions_without_a_score_are_told(tmp_path: Path):
+    """12 of 1096 are 1.095 per cent; kept beside the card."""
+    facts = RunFacts("grpo", rewards=["judge", "short"], abstained={"judge": (12, 1096)})
+    text = write_card(facts, tmp_path).read_text()
+    assert "- Rewards: `judge`, `short`\n- Without a score by `judge`: 12 of 1,096 completions (1.1%)\n" in text
+    facts.save(tmp_path)
+    assert RunFacts.load(tmp_path).abstained == {"judge": (12, 1096)}
+
+
 def test_a_local_base_is_named_without_its_path_and_stays_out_of_the_metadata(tmp_path: Path):
     base = tmp_path / "secret-user" / "tiny_arith"
     base.mkdir(parents=True)

@@ -23,12 +23,26 @@ def test_a_reward_of_right_and_wrong_has_an_interval():
         Measure("accuracy by `f`", 0.25, 0.5, (0.1, 0.5), (0.25, 0.75), 8, "accuracy"),
     ]
     assert table.measures == [
-        Measure("mean reward", 0.3, 0.6, metric="reward"),
-        Measure("mean of `f`", 0.25, 0.5),
-        Measure("mean of `g`", 0.05, 0.1),
+        Measure("mean total reward", 0.3, 0.6, metric="reward"),
+        Measure("mean of `g`", 0.05, 0.1),  # of `f` the mean is the accuracy, which is there
     ]
     assert table.step == 2
     assert score_pair(table.scores[0]) == (Score(0.25, 8, 0.1, 0.5), Score(0.5, 8, 0.25, 0.75))
+
+
+def test_every_reward_keeps_its_interval():
+    """That of the mean where it is logged, of 0 and 1 Wilson's; no such line is an accuracy on the Hub."""
+    logs = [
+        {**log, "eval_rewards/g/mean_low": 0.0, "eval_rewards/g/mean_high": 0.25, "eval_rewards/g/mean_n": 4.0}
+        if "eval_reward" in log
+        else log
+        for log in GRPO
+    ]
+    assert held_out(logs, ["f", "g"], verdicts=()).measures == [
+        Measure("mean total reward", 0.3, 0.6, metric="reward"),
+        Measure("mean of `f`", 0.25, 0.5, (0.1, 0.5), (0.25, 0.75), 8),
+        Measure("mean of `g`", 0.05, 0.1, (0.0, 0.25), (0.0, 0.25), 4),
+    ]
 
 
 def test_of_a_single_reward_the_mean_is_the_accuracy_and_left_out():
@@ -79,8 +93,14 @@ def test_pairs_a_reward_model_and_steps():
         ("expected calibration error", 0.125, 16),
         ("correlation of score and length", -0.5, 16),
     ]
-    steps = {**reward, "eval_n_steps": 40.0}
+    steps = {**reward, "eval_n_steps": 40.0, "eval_accuracy_majority": 0.7, "eval_accuracy_good": 0.9}
+    steps["eval_accuracy_bad"] = 0.4
     del steps["eval_n_pairs"]
+    assert [(m.name, m.after) for m in held_out([steps]).measures[:3]] == [
+        ("accuracy of always saying the more frequent label", 0.7),
+        ("accuracy on good steps", 0.9),
+        ("accuracy on bad steps", 0.4),
+    ]
     assert (held_out([steps]).scores[0].name, held_out([steps]).scores[0].n) == ("accuracy over steps", 40)
 
 

@@ -100,7 +100,7 @@ CASES: dict[str, tuple[Callable[[str, str], Any], str, str, tuple[str, ...]]] = 
         "2402.03300",
         (
             "accuracy by `even`",
-            "mean reward",
+            "mean total reward",
             "KL to the reference, nats a token",
             "- Rewards: `even` (weight 1), `graded` (weight 0.25)",
         ),
@@ -240,7 +240,7 @@ def test_a_run_leaves_its_card(case, base, tmp_path, monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("kind", ["adapter", "chat"])
-def test_numbers_of_the_table_are_those_of_the_log(kind, base, tmp_path):
+def test_numbers_of_the_table_are_those_of_the_log(kind, base, tmp_path, monkeypatch):
     data = pairs(8)
     if kind == "chat":
         data = data.map(
@@ -270,6 +270,12 @@ def test_numbers_of_the_table_are_those_of_the_log(kind, base, tmp_path):
     assert "# Pairs\n" in text
     assert "A note.\n" in text
     assert ("apply_chat_template" in text) == (kind == "chat")
+    trainer.save_model()
+    monkeypatch.chdir(tmp_path.parent)
+    found: dict[str, Any] = {}
+    with redirect_stdout(io.StringIO()):
+        exec(compile(snippet(tmp_path / "README.md"), "the card's snippet", "exec"), found)
+    assert found["output"].shape[1] >= found["inputs"]["input_ids"].shape[1]
 
 
 def test_facts_that_were_given_stay(base, tmp_path):

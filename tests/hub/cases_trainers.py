@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import re
+from contextlib import redirect_stdout
 
 import pytest
 import torch
-from datasets import Dataset
+import yaml
+from datasets import Dataset, load_dataset
+from huggingface_hub import HfApi, ModelCard
 
+from hf_rlx.data.hub import push_pairs
 from hf_rlx.hub import HubError
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.trainers.sft import SFTConfig, SFTTrainer
 from tests.hub.server import WRITER, Fault
 from tests.hub.tools import ADAPTER, TOKENIZER, base, names, read, tokenizer
 from tests.tiny import ragged_groups
-from tests.trainers import pair_tools, ppo_tools, reward_tools, tools
+from tests.trainers import pair_tools, ppo_tools, prm_tools, reward_tools, tools
 
 POLICY = ["README.md", *ADAPTER, *TOKENIZER]
+LICENSED = b"---\nlicense: other\nlicense_name: own\nlicense_link: LICENSE\n---\n# A base\n"
 REWARD = [*(f"reward/{name}" for name in ADAPTER), "reward/head.safetensors", "reward/role.json"]
-ROLES = {"ppo": ["critic/head.safetensors", "critic/role.json"], "reward": REWARD}
+ROLES = {
+    "ppo": ["critic/head.safetensors", "critic/role.json"],
+    "reward": REWARD,
+    "prm": [name.replace("reward/", "step_reward/") for name in REWARD],
+}
 
 
 def make(kind, shared, folder, **fields):
@@ -32,10 +43,22 @@ def make(kind, shared, folder, **fields):
         return pair_tools.trainer(pair_tools.config(folder, **fields), shared)
     if kind == "reward":
         return reward_tools.trainer(reward_tools.config(folder, **fields), shared)
+    if kind == "prm":
+        return prm_tools.trainer(prm_tools.config(folder, **fields), shared)
     rows = Dataset.from_list([{"prompt": f"{i}+1=", "completion": str(i + 1)} for i in range(8)])
     quiet = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "per_device_train_batch_size": 4}
     args = SFTConfig(str(folder), **{**quiet, **fields})
     return SFTTrainer(shared, args, train_dataset=rows, processing_class=tokenizer())
+
+
+def run_snippet(card):
+    """Execute the code under "Use" of a card; returns what it defined and what it printed."""
+    found = re.search(r"## Use\n\n```python\n(.*?)```", card, re.DOTALL)
+    assert found is not None
+    defined, printed = {}, io.StringIO()
+    with redirect_stdout(printed):
+        exec(compile(found[1], "the card's snippet", "exec"), defined)
+    return defined, printed.getvalue().strip()
 
 
 def policy(hub):
@@ -43,7 +66,7 @@ def policy(hub):
     return SharedModel.from_pretrained(base(hub), peft_config=tools.lora())
 
 
-@pytest.mark.parametrize("kind", ["grpo", "ppo", "dpo", "reward", "sft"])
+@pytest.mark.parametrize("kind", ["grpo", "ppo", "dpo", "reward", "prm", "sft"])
 def test_every_trainer_pushes(hub, tmp_path, kind):
     """At each checkpoint and at the end weights and card; the name is the folder's; no checkpoint, no log, no
     optimizer; what comes back is what was trained."""
@@ -65,6 +88,10 @@ def test_every_trainer_pushes(hub, tmp_path, kind):
     loaded = SharedModel.from_pretrained(repo)
     for name, value in read(trainer.shared).items():
         torch.testing.assert_close(read(loaded)[name], value, atol=1e-6, rtol=1e-6, msg=name)
+    defined, printed = run_snippet(card)
+    assert repo in (defined.get("name"), *re.findall(r'snapshot_download\("(.*?)"\)', card))
+    scores = {"reward": r"\[-?[\d.e-]+\]", "prm": r"\[\[\(3, [\d.e-]+\)\]\]"}.get(kind, "(?s).*")
+    assert re.fullmatch(scores, printed)
 
 
 @pytest.mark.parametrize(
@@ -105,11 +132,68 @@ def test_a_stand_alone_classifier_and_its_checkpoints(hub, tmp_path):
     trainer = reward_tools.trainer(reward_tools.config(tmp_path, push_to_hub=True, **fields), base(hub))
     trainer.train()
     trainer.push_to_hub()
+    defined, printed = run_snippet(hub.files("me/alone")["README.md"].decode())
+    assert (defined["name"], type(defined["model"]).__name__) == ("me/alone", "LlamaForSequenceClassification")
+    rows = {"prompts": ["17+25="], "completions": ["42"]}
+    assert float(printed) == pytest.approx(trainer.shared.reward_function(max_length=64)(**rows)[0], abs=1e-5)
     assert not [name for name in names(hub, "me/alone") if "checkpoint" in name]
     scores = trainer.shared.score(ragged_groups())
     for place in ("me/alone", tmp_path):
         loaded = SharedModel.from_pretrained(place)
         torch.testing.assert_close(loaded.score(ragged_groups()), scores, atol=1e-6, rtol=1e-6)
+
+
+def test_a_classifiers_adapter_and_a_whole_policy(hub, tmp_path):
+    """What their pushed cards say loads them."""
+    fields = {"push_to_hub": True, "max_steps": 1, "save_strategy": "no"}
+    args = reward_tools.config(tmp_path / "a", hub_model_id="me/adapter", **fields)
+    judge = reward_tools.trainer(args, base(hub), peft_config=tools.lora(task_type="SEQ_CLS"))
+    judge.train()
+    judge.push_to_hub()
+    defined, printed = run_snippet(hub.files("me/adapter")["README.md"].decode())
+    assert type(defined["model"]).__name__ == "PeftModelForSequenceClassification"
+    rows = {"prompts": ["17+25="], "completions": ["42"]}
+    scorer = judge.shared.reward_function()
+    assert float(printed) == pytest.approx(scorer(**rows)[0], abs=1e-5)
+
+    args = tools.config(tmp_path / "w", hub_model_id="me/whole-policy", **fields)
+    trainer = tools.scripted(args, model=base(hub), peft_config=None)
+    trainer.train()
+    trainer.push_to_hub()
+    defined, _ = run_snippet(hub.files("me/whole-policy")["README.md"].decode())
+    assert type(defined["model"]).__name__ == "LlamaForCausalLM"
+    trained = dict(trainer.shared.causal_lm.named_parameters())
+    assert all(torch.equal(value, trained[name]) for name, value in defined["model"].named_parameters())
+
+
+def test_data_of_the_hub_is_named_in_the_card(hub, tmp_path):
+    """Pairs that were pushed and loaded: `datasets`, the result of `model-index` and the Hub's evaluation file name
+    them, and the text says which split; licence and base are those of the base's repository."""
+    rows = reward_tools.pairs(12).to_list()
+    push_pairs(rows[:8], "me/Taught")
+    push_pairs(rows[8:], "me/Taught", split="test")
+    train, test = (load_dataset("me/Taught", split=split) for split in ("train", "test"))
+    tools.tiny_llama().push_to_hub("me/licensed")
+    HfApi().upload_file(path_or_fileobj=LICENSED, path_in_repo="README.md", repo_id="me/licensed")
+    model = SharedModel.from_pretrained("me/licensed", peft_config=tools.lora())
+    args = pair_tools.config(tmp_path / "named", hub_model_id="me/named", push_to_hub=True, eval_on_start=True)
+    args.eval_strategy = "steps"
+    args.eval_steps = 1
+    trainer = pair_tools.trainer(args, model, dataset=train, eval_dataset=test.select(range(4)))
+    trainer.train()
+    trainer.push_to_hub()
+    files = hub.files("me/named")
+    card = ModelCard(files["README.md"].decode())
+    assert card.data.datasets == ["me/Taught"]
+    assert (card.data.base_model, card.data.license, card.data.license_name) == ("me/licensed", "other", "own")
+    result = next(r for r in card.data.eval_results if r.metric_type == "accuracy")
+    assert (result.dataset_type, result.dataset_name) == ("me/Taught", "me/Taught, test")
+    assert "trained with DPO on [me/Taught, train](https://huggingface.co/datasets/me/Taught)" in card.text
+    assert "Measured on held-out rows of me/Taught, test, n=4" in card.text
+    assert "| held out | before training | after training |" in card.text
+    (entry,) = yaml.safe_load(files[".eval_results/me-taught.yaml"])
+    assert entry["dataset"]["id"] == "me/Taught"
+    assert entry["value"] == pytest.approx(result.metric_value)
 
 
 def test_a_failing_hub_does_not_stop_a_run(hub, tmp_path, caplog):

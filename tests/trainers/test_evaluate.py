@@ -41,8 +41,28 @@ def test_one_greedy_completion_a_prompt(tmp_path):
     assert metrics["eval_reward_low"] == pytest.approx(0.5 + 2 / 3 - 1.96 / 3)
     assert metrics["eval_reward_high"] == pytest.approx(0.5 + 2 / 3 + 1.96 / 3)
     assert metrics["eval_reward_n"] == 3
+    # Of several functions each has one, here with the same scatter as the total; the other has none.
+    name = "eval_rewards/right_or_wrong/mean"
+    assert [metrics[f"{name}_{end}"] for end in ("low", "high")] == pytest.approx([2 / 3 - 1.96 / 3, 2 / 3 + 1.96 / 3])
+    assert [metrics[f"eval_rewards/graded/mean_{end}"] for end in ("low", "high", "n")] == [0.5, 0.5, 3]
     assert metrics["eval_completions/mean_length"] > 0
     assert metrics["eval_samples_per_second"] > 0
+
+
+def test_the_interval_of_a_reward_is_over_prompts_and_there_at_weight_0_too(tmp_path):
+    """`numbered` gives 0, 2 and 4, and nothing to the first completion of each prompt: mean 2, deviation 2 (n - 1),
+    standard error 2 / sqrt(3). Of a single function the total has it."""
+
+    def numbered(completions, number, **_):
+        return [None if place % 2 == 0 else 2.0 * n for place, n in enumerate(number)]
+
+    args = config(tmp_path, num_generations_eval=2, reward_weights=[1.0, 0.0])
+    metrics = scripted(args, reward=[graded, numbered], eval_dataset=rows(3)).evaluate()
+    half = 1.96 * 2 / 3**0.5
+    ends = [metrics[f"eval_rewards/numbered/mean_{end}"] for end in ("low", "high", "n")]
+    assert ends == pytest.approx([2 - half, 2 + half, 3])
+    alone = scripted(config(tmp_path / "alone"), reward=graded, eval_dataset=rows(3)).evaluate()
+    assert not [key for key in alone if key.startswith("eval_rewards/graded/mean_")]
 
 
 def test_several_sampled_completions_when_asked_for(tmp_path):

@@ -269,7 +269,7 @@ def test_a_subclass_that_shapes_rewards_is_heard(tmp_path):
             for rollout in rollouts:
                 rollout.total = rollout.total + 0.5
 
-    args = ppo_config(tmp_path, per_device_train_batch_size=4, beta=0.0, max_completion_length=3, shuffle_dataset=False)
+    args = ppo_config(tmp_path, per_device_train_batch_size=4, beta=0.0, max_completion_length=3)
     trainer = ppo(args, lambda completions, **_: [0.0] * len(completions), count=4, texts=TEXTS, kind=Shaped)
     trainer.train()
     assert trainer.state.log_history[0]["reward/shaped"] == pytest.approx(0.5)

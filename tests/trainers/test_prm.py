@@ -192,6 +192,7 @@ def test_a_causal_lm_with_a_config_gets_a_policy_beside(tmp_path):
         "max_length": 64,  # the model's context
         "max_completion_length": None,
         "chat_template_kwargs": None,
+        "special_tokens_in_messages": "split",
         "id2label": {"0": "bad", "1": "good"},
     }
 

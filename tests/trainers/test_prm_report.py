@@ -38,6 +38,16 @@ def test_steps_are_told_apart_at_one_half():
     assert report.accuracy_low < 0.5 < report.accuracy_high
 
 
+def test_accuracy_has_a_yardstick():
+    """Three good steps and one bad: always saying good gets 3/4, as this model does, and no bad step right; of bad
+    steps alone always saying bad gets all."""
+    report = step_report([ScoredSteps(odds(0.9, 0.8, 0.7, 0.6), [1, 1, 1, 0])])
+    assert (report.accuracy, report.accuracy_majority) == (0.75, 0.75)
+    assert (report.accuracy_good, report.accuracy_bad) == (1.0, 0.0)
+    assert step_report([ScoredSteps(odds(0.9), [0])]).accuracy_majority == 1.0
+    assert math.isnan(step_report([]).accuracy_majority)
+
+
 def test_the_first_error():
     """Four erroneous solutions: found, found too early, too late, not at all: 1/4. Three correct ones, one of them
     called wrong: 2/3. Harmonic mean 2 * 1/4 * 2/3 / (11/12) = 4/11."""

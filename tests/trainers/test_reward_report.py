@@ -35,6 +35,23 @@ def test_accuracy_ties_and_the_interval():
     assert (report.min_reward, report.max_reward) == (0.0, 5.0)
 
 
+def test_a_printed_report_is_a_small_table():
+    """One pair, right by 1: the interval stands beside the accuracy; what is NaN (ece_tempered needs two halves) and
+    the reliability table are left out. The repr keeps every field."""
+    report = reward_report([ScoredRow([2.0, 1.0], [1, 1], PAIR)])
+    lines = str(report).splitlines()
+    assert lines[:4] == [
+        f"{'n_pairs':24} 1",
+        f"{'ties':24} 0",
+        f"{'identical':24} 0",
+        f"{'accuracy':24} 1.0000 (0.2065 to 1.0000)",
+    ]
+    assert f"{'margin':24} 1.0000" in lines
+    assert "nan" not in str(report)
+    assert not any(line.startswith(("reliability", "accuracy_low", "ece_tempered")) for line in lines)
+    assert repr(report).startswith("RewardReport(n_pairs=1, ties=0, ")
+
+
 def test_the_loss_is_a_mean_over_prompts():
     """A list of three with differences 1, 2, 1 counts as much as a pair: (0.251150 + 0.693147) / 2 = 0.472149
     with 0.251150 = (2 x 0.313262 + 0.126928) / 3. A margin of 1 turns a difference of 1 into log 2."""
