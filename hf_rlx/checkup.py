@@ -32,7 +32,7 @@ from hf_rlx.rollout.signatures import columns_of, functions_of, is_function, sig
 from hf_rlx.trainers.online_config import OnlineConfig
 from hf_rlx.trainers.pair_batches import PairSampler
 from hf_rlx.trainers.preference_config import PreferenceConfig
-from hf_rlx.trainers.preflight import context_without_room, row_notes, spread, try_prompts
+from hf_rlx.trainers.preflight import check_steps, context_without_room, row_notes, spread, try_prompts
 from hf_rlx.trainers.prm import PRMConfig
 from hf_rlx.trainers.sft import SFTConfig
 from hf_rlx.trainers.windows import WindowSampler
@@ -128,9 +128,8 @@ def _model(model: Any, args: Any, rows: Any, tokenizer: list[PreTrainedTokenizer
         try:
             tokenizer.append(load_tokenizer(name))
         except (OSError, ValueError) as error:
-            first = str(error).strip().partition("\n")[0]
             fix = "check the name; a gated model needs `hf auth login`, and HF_HUB_OFFLINE=1 needs it in the cache"
-            yield Finding("model", f"{name}: no tokenizer to be loaded: {first}", "problem", fix)
+            yield Finding("model", f"{name}: no tokenizer to be loaded: {_first_line(error)}", "problem", fix)
             return
         yield from _configuration(name, str(tokenizer[0].name_or_path), args)
     else:
@@ -157,10 +156,10 @@ def _configuration(name: str, source: str, args: Any) -> Iterator[Finding]:
     try:
         config, _ = config_of(source, trust_remote_code=getattr(args, "trust_remote_code", False))
     except (OSError, ValueError) as error:
-        first = str(error).strip().partition("\n")[0]
-        yield Finding(
-            "model", f"{name}: its configuration cannot be read here: {first}", "note", "load it once to see"
-        )
+        found = f"{name}: its configuration cannot be read here: {_first_line(error)}"
+        fix = "pip install -U transformers, trust_remote_code=True where the repository carries code, or another model"
+        away = isinstance(error, OSError)
+        yield Finding("model", found, "note" if away else "problem", "load it once to see" if away else fix)
         return
     if adapted:
         yield from _context(config, args)
@@ -172,7 +171,7 @@ def _configuration(name: str, source: str, args: Any) -> Iterator[Finding]:
         with torch.device("meta"):
             count = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
     except ValueError as error:
-        found = f"{name}: {config.model_type} predicts no tokens: {str(error).partition(chr(10))[0]}"
+        found = f"{name}: {config.model_type} predicts no tokens: {_first_line(error)}"
         yield Finding("model", found, "problem", "take a causal language model")
         return
     found = f"{name}: {config.model_type}, {_millions(count)} parameters"
@@ -196,6 +195,10 @@ def _context(config: Any, args: Any) -> Iterator[Finding]:
         yield Finding("context", found, "problem", "lower max_completion_length")
 
 
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")
+
+
 def _millions(count: int) -> str:
     return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
 
@@ -207,15 +210,22 @@ def _first_split(dataset: Any) -> Any:
     """One dataset of a dictionary of splits."""
     if not isinstance(dataset, dict) or not dataset:
         return dataset
+    if all(isinstance(v, list) and v and not isinstance(v[0], dict) for v in dataset.values()):
+        return dataset  # columns, which is told
     return dataset.get("train", next(iter(dataset.values())))
 
 
 def _has_messages(rows: Any) -> bool:
-    if rows is None or not hasattr(rows, "__len__") or len(rows) == 0:
+    return _has_rows(rows) and any(is_conversational(value) for value in rows[0].values())
+
+
+def _has_rows(rows: Any) -> bool:
+    """Whether it is a dataset with a first row; what else it is, is told with the dataset."""
+    try:
+        check_container(rows, "dataset")
+    except ValueError:
         return False
-    first = rows[0]
-    values = first.values() if isinstance(first, dict) else ()
-    return any(is_conversational(value) for value in values)
+    return isinstance(rows[0], dict)
 
 
 def kind_of(rows: Any, args: Any = None, reward_funcs: Any = None) -> Kind:
@@ -252,6 +262,11 @@ def _dataset(rows: Any, args: Any, reward_funcs: Any, tokenizer: Any) -> Iterato
     columns = list(getattr(rows, "column_names", None) or rows[0])
     yield Finding("dataset", f"{len(rows)} rows of {kind}, columns {', '.join(columns)}")
     if args is not None:
+        try:
+            check_steps(args)
+        except ValueError as error:
+            yield Finding("steps", *_as_problem(error))
+            return
         yield from _sizes(rows, args, kind)
     if tokenizer is None:
         return
@@ -347,9 +362,11 @@ def _name(entry: Any) -> str:
 
 def _one_reward(function: Any, rows: Any, args: Any, tokenizer: Any) -> Finding:
     what = f"reward {_name(function)}"
-    usable = rows is not None and hasattr(rows, "__len__") and len(rows) > 0 and isinstance(rows[0], dict)
+    usable = _has_rows(rows)
     row: dict[str, Any] = dict(rows[0]) if usable else {"prompt": "1+1="}
     problem = signature_problem(function, columns_of(rows) if usable else [])
+    if problem is not None and isinstance(function, type):
+        return Finding(what, *_as_problem(RewardError(problem)))
     if problem is not None:
         if not usable:
             return Finding(what, problem, "note", "give dataset= to see whether it has them")

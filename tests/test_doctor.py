@@ -261,6 +261,11 @@ def test_versions_are_those_of_pyproject(monkeypatch):
     assert (told["datasets"].found, told["datasets"].verdict) == ("not installed", "problem")
 
 
+def test_bitsandbytes_is_needed_by_few(monkeypatch):
+    found = versions(monkeypatch, bitsandbytes=None)["bitsandbytes"]
+    assert (found.verdict, found.found) == ("note", "not installed: no 4-bit weights, no 8-bit optimizers")
+
+
 def test_an_old_python(monkeypatch):
     monkeypatch.setattr(packages.platform, "python_version", lambda: "3.9.1")
     assert versions(monkeypatch)["Python"].found == "3.9.1, but hf_rlx needs >=3.11"
@@ -436,6 +441,42 @@ def test_a_reward_with_a_missing_column():
     assert problem.fix == "rename the parameter or the column, or give it a default"
     note = found(hf_rlx.doctor(reward_funcs=right), "reward right")
     assert (note.verdict, note.fix) == ("note", "give dataset= to see whether it has them")
+
+
+def test_a_reward_that_is_a_class():
+    class Mine:
+        def __call__(self, completions):
+            return [0.0] * len(completions)
+
+    found = only_problem(hf_rlx.doctor(reward_funcs=Mine))
+    assert (found.found, found.fix) == ("reward function 'Mine' is a class", "pass an instance: Mine(...)")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "fix"),
+    [
+        (Dataset.from_dict({"prompt": ["1+1="]}).to_pandas(), "write datasets.Dataset.from_pandas(...)"),
+        ({"prompt": ["1+1="]}, "write datasets.Dataset.from_dict(...)"),
+        (["1+1="], 'write [{"prompt": text} for text in texts]'),
+    ],
+)
+def test_data_that_are_no_dataset(dataset, fix):
+    """One problem, of the data: model and rewards are still looked at."""
+    assert only_problem(hf_rlx.doctor("tiny", dataset, lambda completions: [1.0, 0.0])).fix == fix
+
+
+def test_no_step(tmp_path):
+    args = GRPOConfig(str(tmp_path), use_cpu=True, max_steps=0, max_completion_length=8)
+    found = only_problem(hf_rlx.doctor("tiny", Dataset.from_dict({"prompt": ["1+1="] * 8}), args=args))
+    assert (found.what, found.found) == ("steps", "max_steps=0: there would be no optimizer step")
+
+
+def test_a_model_of_an_unknown_type(tmp_path):
+    load_tokenizer("tiny").save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "lama9"}')
+    found = only_problem(hf_rlx.doctor(str(tmp_path)))
+    assert "model type `lama9`" in found.found
+    assert found.fix.startswith("pip install -U transformers")
 
 
 def test_a_reward_of_strings_and_one_that_raises():

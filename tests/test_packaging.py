@@ -44,6 +44,9 @@ def built(tmp_path_factory) -> Path:
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, folder / name)
+    compiled = folder / "hf_rlx" / "assets" / "__pycache__"
+    compiled.mkdir()
+    (compiled / "__init__.cpython-311.pyc").write_bytes(b"")
     script = "from setuptools import build_meta as b; b.build_wheel('dist'); b.build_sdist('dist')"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=120, check=False
@@ -67,7 +70,7 @@ def test_the_wheel_has_every_file_of_the_package(built):
         assert "hf-rlx = hf_rlx.cli:main" in archive.read(points).decode()
     assert not wanted() - names
     assert "hf_rlx/py.typed" in names
-    assert not [name for name in names if name.startswith(("tests/", "examples/"))]
+    assert not [name for name in names if name.startswith(("tests/", "examples/")) or name.endswith(".pyc")]
 
 
 def test_the_sdist_has_every_file_of_the_package(built):

@@ -74,6 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: of a wrong command line (2), and after `--help` and `--version` (0).
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and not sys.stderr.isatty():
+        # A bar fills a log file; the libraries read these when they are imported.
+        os.environ.setdefault("TQDM_DISABLE", "1")
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     name = _command_of(words)
     module = module_of(name)
     parser = argparse.ArgumentParser(prog=f"hf-rlx {name}", description=COMMANDS[name], allow_abbrev=False)
@@ -97,9 +101,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not _meant_for_users(error):
             raise
-        print(f"hf-rlx {name}: error: {str(error) or type(error).__name__}", file=sys.stderr)
+        print(f"hf-rlx {name}: error: {told(error)}", file=sys.stderr)
         return 1
     return status
+
+
+def told(error: Exception) -> str:
+    """An error's message, for people: of the system's errors without their number."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        if isinstance(error, FileNotFoundError):
+            return f"there is no file or folder {os.fspath(error.filename)}"
+        return f"{os.fspath(error.filename)}: {error.strerror}"
+    return str(error) or type(error).__name__
 
 
 def _command_of(words: list[str]) -> str:
@@ -109,7 +122,8 @@ def _command_of(words: list[str]) -> str:
         usage="hf-rlx COMMAND ...",
         description="Reinforcement learning for language models on one small GPU, a free notebook, or a CPU.",
         epilog="commands:\n" + "\n".join(f"  {name:<15} {text}" for name, text in COMMANDS.items()) + "\n\n"
-        "hf-rlx COMMAND --help says what a command takes.",
+        "hf-rlx COMMAND --help says what a command takes. exit status: 0 done; 1 an error, one line on stderr;\n"
+        "2 a wrong command line or configuration file; 130 and 143 stopped by Ctrl-C and SIGTERM.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=_version())

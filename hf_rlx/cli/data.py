@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +16,11 @@ from hf_rlx.cli import UsageError
 from hf_rlx.cli.options import options_of
 from hf_rlx.cli.settings import nearest
 
+logger = logging.getLogger(__name__)
+
 DataKind = Literal["prompts", "pairs", "demonstrations", "steps"]
 TASKS = ("arithmetic", "spoken_arithmetic", "countdown", "nim", "reasoning_gym", "svamp")
+_TABLES = {".csv": ",", ".tsv": "\t"}
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 _NUMBERS = ("margin",)  # columns that are numbers, where everything else in a CSV file is text
 
@@ -83,7 +88,8 @@ def read_rows_of(path: Path) -> Any:
     """A local file as a dataset; text stays text, so that an answer `42` is no number.
 
     Args:
-        path: JSON Lines, a JSON list, CSV or TSV with a header, or parquet.
+        path: JSON Lines, a JSON list, CSV or TSV with a header, or parquet. A CSV file may have semicolons or tabs
+            for commas, as spreadsheets write it.
 
     Raises:
         ValueError: names the file and the line. OSError: it cannot be read.
@@ -92,9 +98,8 @@ def read_rows_of(path: Path) -> Any:
 
     from hf_rlx.data.pair_files import read_rows
 
-    tables = {".csv": ",", ".tsv": "\t"}
-    delimiter = tables.get(path.suffix.lower())
-    rows = read_rows(path) if delimiter is None else _table(path, delimiter)
+    suffix = path.suffix.lower()
+    rows = _table(path, _delimiter(path, suffix)) if suffix in _TABLES else read_rows(path)
     if not rows:
         raise ValueError(f"{path} has no rows")
     # A table has the columns of its first row: one that only later rows have would be lost.
@@ -147,6 +152,10 @@ def _load(name: str, config: str | None, split: str) -> Any:
     from datasets import DownloadMode, load_dataset
     from datasets.exceptions import DatasetNotFoundError
 
+    from hf_rlx.cli.names import check_dataset
+
+    if not Path(name).exists():
+        check_dataset(name, f"--dataset also takes a file, a folder or a task: {', '.join(TASKS)}")
     try:
         return load_dataset(name, config, split=split, download_mode=DownloadMode.REUSE_DATASET_IF_EXISTS)
     except DatasetNotFoundError as error:
@@ -229,6 +238,32 @@ def _demonstrations(rows: Any) -> Any:
 # Files.
 
 
+def _delimiter(path: Path, suffix: str) -> str:
+    """Between the cells of a table: the suffix's own, or another that the header has where it lacks that one."""
+    own = _TABLES[suffix]
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        header = lines.readline()
+    if own in header:
+        return own
+    other = next((each for each in (";", "\t", ",", "|") if each in header), own)
+    if other != own:
+        name = {"\t": "tabs"}.get(other, repr(other))
+        logger.info("%s: the cells of its header lie between %s, and so it is read", path, name)
+    return other
+
+
+def check_delimiter(path: Path) -> None:
+    """Refuse a CSV file with other cells than by comma, where only those are read.
+
+    Raises:
+        ValueError: with the line that writes it anew.
+    """
+    if path.suffix.lower() != ".csv" or not path.is_file() or (found := _delimiter(path, ".csv")) == ",":
+        return
+    rewrite = f"import pandas; pandas.read_csv({str(path)!r}, sep={found!r}, dtype=str).to_csv('new.csv', index=False)"
+    raise ValueError(f"{path} has {found!r} between its cells, not commas; write it anew: {rewrite}")
+
+
 def _table(path: Path, delimiter: str) -> list[dict[str, Any]]:
     """Rows of a CSV file: text, but for margins (numbers) and columns that are JSON lists throughout (messages)."""
     with path.open(encoding="utf-8-sig", newline="") as lines:
@@ -305,6 +340,13 @@ def renames_of(columns: Any) -> dict[str, str]:
 
 def _renamed(rows: Any, renames: dict[str, str], what: str) -> Any:
     columns = list(rows.column_names)
+    wanted = list(renames.values())
+    if any(old not in columns for old in renames) and all(new in columns for new in wanted):
+        right = shlex.join(f"{old}={new}" for old, new in renames.items())
+        raise UsageError(
+            f"--columns is written new=old, and {what} have {', '.join(wanted)} and not {', '.join(renames)}: the "
+            f"other way round, --columns {right}"
+        )
     for old, new in renames.items():
         if old not in columns:
             raise UsageError(f"--columns: {what} have no column {old!r}{nearest(old, columns)}; they have {columns}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,8 @@ from hf_rlx.cli import UsageError, module_of
 from hf_rlx.cli.flags import Flag, Kinds, add_flags
 from hf_rlx.cli.options import DATA, MODEL, REWARD, RUN
 from hf_rlx.cli.settings import add_config, resolve
-from hf_rlx.cli.training import Recipe, fields_of, flags_of
+from hf_rlx.cli.training import Recipe, check_adapter, fields_of, flags_of
+from hf_rlx.cli.words import in_flags
 
 if TYPE_CHECKING:
     from hf_rlx.cli.session import Session
@@ -89,10 +91,11 @@ def run(args: argparse.Namespace) -> int:
     card = found.device
     if given.get("json"):
         facts = {"parts": found.parts, "phases": found.phases, "total": found.total, "card": card}
-        advice = [{"change": a.change, "saving": a.saving} for a in found.advice]
+        flags = {flag.name for flag in known}
+        advice = [{"change": in_flags(a.change, flags), "saving": a.saving} for a in found.advice]
         print(json.dumps({**facts, "fits": found.fits(), "advice": advice}, indent=2))
     else:
-        show(found)
+        show(found, advice_of(found, recipe))
     return 0 if found.fits() else 1
 
 
@@ -107,6 +110,7 @@ def of_settings(recipe: Recipe, given: dict[str, Any]) -> Estimate:
     """
     import torch
 
+    from hf_rlx.cli.names import check_model
     from hf_rlx.cli.options import defaults
     from hf_rlx.cli.session import make_config
 
@@ -115,6 +119,7 @@ def of_settings(recipe: Recipe, given: dict[str, Any]) -> Estimate:
     options = defaults({name: value for name, value in given.items() if name not in names})
     if not options["model"]:
         raise UsageError("--model is missing; give it, or `model:` in the file of --config")
+    check_adapter(options)
     here = "cuda" if torch.cuda.is_available() and not fields.get("use_cpu") else "cpu"
     card = given.get("card") or here
     if card == "cpu":
@@ -123,6 +128,7 @@ def of_settings(recipe: Recipe, given: dict[str, Any]) -> Estimate:
         # A configuration for a GPU is made on a CPU here; the card says what precision it has.
         fields = {name: value for name, value in fields.items() if name not in ("fp16", "bf16", "use_cpu")}
     config = make_config(recipe, options, fields)
+    check_model(options["model"], config.model_init_kwargs)
     return _estimated(recipe.name, options, config, card, given, fields.get("gradient_checkpointing"))
 
 
@@ -138,7 +144,14 @@ def of_session(session: Session, prompt_tokens: int = 256) -> str:
     card = "cpu" if config.device.type == "cpu" else "cuda"
     sizes = {"prompt_tokens": prompt_tokens}
     found = _estimated(session.recipe.name, session.options, config, card, sizes, None)
-    return "\n".join([verdict(found), *(f"  {each}" for each in ([] if found.fits() else found.advice[:4]))])
+    advice = [] if found.fits() else advice_of(found, session.recipe)[:4]
+    return "\n".join([verdict(found), *(f"  {each}" for each in advice)])
+
+
+def advice_of(found: Estimate, recipe: Recipe) -> list[str]:
+    """What saves memory, in the flags of a command."""
+    fields = {flag.name for flag in flags_of(recipe)}
+    return [in_flags(str(each), fields) for each in found.advice]
 
 
 def verdict(found: Estimate) -> str:
@@ -152,7 +165,7 @@ def verdict(found: Estimate) -> str:
     return f"{found.total / GIB:.2f} GiB at the peak (in the {when}); {fits} in the {room / GIB:.1f} of {what}"
 
 
-def show(found: Estimate) -> None:
+def show(found: Estimate, advice: Sequence[str]) -> None:
     """Print the parts as a table, the verdict, and what saves memory."""
     from rich.console import Console
     from rich.table import Table
@@ -171,9 +184,9 @@ def show(found: Estimate) -> None:
     console = Console(soft_wrap=False)
     console.print(table)
     console.print(verdict(found), highlight=False, markup=False, soft_wrap=True)
-    if found.advice:
+    if advice:
         print("To take less:" if found.fits() else "To make it fit:")
-        for each in found.advice:
+        for each in advice:
             print(f"  {each}")
 
 
@@ -211,7 +224,7 @@ def _algorithm(args: argparse.Namespace) -> str:
 
         try:
             content = yaml.safe_load(Path(args.config).read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError):
+        except (OSError, yaml.YAMLError, UnicodeDecodeError):
             content = None  # `resolve` reads it again and says what is wrong
         name = content.get("algorithm") if isinstance(content, dict) else None
     name = str(name or "grpo").replace("_", "-")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _LENGTH = 512  # tokens of an answer where nothing says how many
+_SPLIT_SEED = 42  # of a training that names none
 
 
 def _option(default: Any, text: str, metavar: str | None = None) -> Any:
@@ -32,7 +33,11 @@ def _option(default: Any, text: str, metavar: str | None = None) -> Any:
 class EvalOptions:
     """Flags that `hf-rlx eval` has alone."""
 
-    split: str = _option("test", "split that is evaluated on; of a task always the held-out one", "NAME")
+    split: str | None = _option(
+        None,
+        "split that is evaluated on; of a task always the held-out one (default: test; with --eval-fraction: train)",
+        "NAME",
+    )
     limit: int | None = _option(None, "first rows only")
     temperature: float = _option(0.0, "0: the most probable answer; 1: one sampled as in training")
     top_p: float = _option(1.0, "nucleus sampling")
@@ -40,7 +45,9 @@ class EvalOptions:
         None, "tokens an answer, EOS included (default: the task's, else 512, or what the model's context leaves)"
     )
     batch_size: int = _option(64, "answers that decode side by side")
-    seed: int = _option(0, "of sampling")
+    seed: int | None = _option(
+        None, "of sampling (default: 0), and of --eval-fraction (default: 42, which is the one of training)"
+    )
     output: str | None = _option(None, "JSON file for the metrics", "FILE")
     completions: str | None = _option(None, "folder for the questions and answers (parquet)", "FOLDER")
     quiet: bool = _option(False, "no progress bar, no table of answers")
@@ -48,7 +55,7 @@ class EvalOptions:
 
 FLAGS = (
     *choose(MODEL, "model", "model_revision", "dtype", "attn_implementation", "load_in_4bit"),
-    *choose(DATA, "dataset", "dataset_config", "columns"),
+    *choose(DATA, "dataset", "dataset_config", "eval_fraction", "columns"),
     *REWARD,
     *dataclass_flags(EvalOptions, "evaluation"),
 )
@@ -79,14 +86,22 @@ def run(args: argparse.Namespace) -> int:
         if options[name] is not None and options[name] < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {options[name]}")
     metrics = evaluate(options, None if args.config is None else Path(args.config).parent)
-    print(summary(metrics))
+    temperature = options["temperature"]
+    print(summary(metrics, f"sampled at temperature {temperature:g}" if temperature else "greedy answers"))
     if options["output"] is not None:
-        facts = {name: options[name] for name in ("model", "dataset", "split", "temperature", "seed")}
+        facts = {name: options[name] for name in ("model", "dataset", "eval_fraction", "temperature", "seed")}
+        facts["split"] = _split(options)
         target = Path(options["output"])
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps({**facts, "metrics": metrics}, indent=2) + "\n", encoding="utf-8")
         print(f"written to {target}")
     return 0
+
+
+def _split(options: dict[str, Any]) -> str:
+    """The split that rows are read of."""
+    default = "test" if options["eval_fraction"] is None else "train"
+    return str(options["split"] or default)
 
 
 def evaluate(options: dict[str, Any], beside: Path | None = None) -> dict[str, float]:
@@ -101,9 +116,11 @@ def evaluate(options: dict[str, Any], beside: Path | None = None) -> dict[str, f
     from hf_rlx.cli import rewards
     from hf_rlx.cli.data import load_data, located
     from hf_rlx.trainers.grpo import GRPOConfig, GRPOTrainer
+    from hf_rlx.trainers.progress import OneLinePrinter, OneLineProgress
 
-    split = options["split"]
-    data = load_data({**options, "dataset": located(options["dataset"], beside), "train_split": split}, "prompts", 0)
+    seed = _SPLIT_SEED if options["seed"] is None else options["seed"]
+    place = {"dataset": located(options["dataset"], beside), "train_split": _split(options)}
+    data = load_data({**options, **place}, "prompts", seed)
     rows = data.train if data.held_out is None else data.held_out
     if options["limit"] is not None:
         rows = rows.select(range(min(options["limit"], len(rows))))
@@ -124,11 +141,14 @@ def evaluate(options: dict[str, Any], beside: Path | None = None) -> dict[str, f
                 eval_temperature=options["temperature"],
                 top_p=options["top_p"],
                 max_reward_failures=1.0,
-                disable_tqdm=options["quiet"],
+                disable_tqdm=options["quiet"] or not sys.stderr.isatty(),
                 report_to="none",
-                seed=options["seed"],
+                seed=options["seed"] or 0,
             )
             trainer = GRPOTrainer(**_model(options, config, functions), args=config, eval_dataset=rows)
+            trainer.tables.quiet = options["quiet"]
+            for line in (OneLineProgress, OneLinePrinter):
+                trainer.pop_callback(line)  # the summary says the same
             if length is None:
                 _fit(trainer, rows)
             metrics = trainer.evaluate()
@@ -139,8 +159,8 @@ def evaluate(options: dict[str, Any], beside: Path | None = None) -> dict[str, f
     return {name.removeprefix("eval_"): value for name, value in metrics.items()}
 
 
-def summary(metrics: dict[str, float]) -> str:
-    """The result in a few lines."""
+def summary(metrics: dict[str, float], how: str = "") -> str:
+    """The result in a few lines. `how`: the answers came about."""
     lines = []
     starts = [name.removesuffix("_n") for name in metrics if name.startswith("accuracy/") and name.endswith("_n")]
     for name in starts:
@@ -154,7 +174,8 @@ def summary(metrics: dict[str, float]) -> str:
         "completions/clipped_ratio": "{:.1%} cut",
         "runtime": "{:.1f} s",
     }
-    lines.append(", ".join(text.format(metrics[name]) for name, text in shown.items() if name in metrics))
+    figures = [text.format(metrics[name]) for name, text in shown.items() if name in metrics]
+    lines.append(", ".join([*([how] if how else []), *figures]))
     return "\n".join(lines)
 
 
@@ -185,7 +206,8 @@ def _model(options: dict[str, Any], config: Any, functions: list[Any]) -> dict[s
     """Arguments of the trainer: the model, and the rewards."""
     from peft import LoraConfig
 
-    from hf_rlx.cli.session import check_model, with_roles
+    from hf_rlx.cli.names import check_model
+    from hf_rlx.cli.session import with_roles
     from hf_rlx.models.loading import four_bit_config
     from hf_rlx.models.storage import has_adapter
 

@@ -77,7 +77,7 @@ class Flag:
         first = next((k for k in _METAVARS if k in self.kinds.names), "str")
         options: dict[str, Any] = {"metavar": self.metavar or _METAVARS[first]}
         if "list" in self.kinds.names:
-            options["nargs"] = "+"
+            options |= {"nargs": "+", "action": "extend"}  # `--reward a --reward b` is both
         elif "bool" in self.kinds.names:
             options |= {"nargs": "?", "const": "true"}
         container.add_argument(self.option, dest=self.name, default=argparse.SUPPRESS, help=text, **options)

@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the report, write the rows; the exit status is as the help says."""
     from hf_rlx.cli import UsageError
-    from hf_rlx.cli.data import renames_of
+    from hf_rlx.cli.data import check_delimiter, renames_of
     from hf_rlx.data.pair_files import ColumnError, check_ending, read_rows, write_rows, write_whole
     from hf_rlx.data.pair_report import prepare_pairs
 
@@ -97,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--balance is for pairs, not for --strategy ranked")
     if args.out is not None:
         check_ending(Path(args.out))
+    check_delimiter(Path(args.file))
     try:
         found = read_rows(args.file, args.split, renames_of(args.columns))
     except ColumnError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import sys
 from collections.abc import Sequence
@@ -14,11 +15,13 @@ from peft import LoraConfig
 
 from hf_rlx.cli import UsageError, rewards
 from hf_rlx.cli.data import Data, load_data
+from hf_rlx.cli.names import check_model
 from hf_rlx.models.loading import four_bit_config, load_tokenizer
 from hf_rlx.models.storage import has_adapter
 from hf_rlx.persistence.folders import checkpoints
 from hf_rlx.persistence.interrupts import TrainingInterrupted
 from hf_rlx.trainers.base import BaseTrainer, as_shared_model
+from hf_rlx.trainers.checkpointing import STATE_FILE
 from hf_rlx.trainers.config import BaseConfig
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ class Session:
         beside: folder of the configuration file.
 
     Attributes:
-        config: of the trainer. data: rows.
+        config: of the trainer. data: rows. bars_by_default: nobody said whether there are progress bars.
 
     Raises:
         UsageError: of the settings. ValueError, OSError: of the data.
@@ -51,16 +54,25 @@ class Session:
         self, recipe: Recipe, options: dict[str, Any], fields: dict[str, Any], beside: Path | None = None
     ) -> None:
         self.recipe, self.options, self.beside = recipe, options, beside
-        check_model(options["model"])
         if recipe.adapter_rate is not None and options["lora"] and "learning_rate" not in fields:
             fields = {**fields, "learning_rate": recipe.adapter_rate}
         self.config = make_config(recipe, options, fields)  # before the data: mistakes show at once
+        check_model(options["model"], self.config.model_init_kwargs)
         self.data: Data = load_data(options, recipe.data, self.config.seed)
         length = self.data.max_completion_length
         if recipe.data == "prompts" and length is not None and "max_completion_length" not in fields:
             self.config = make_config(recipe, options, {**fields, "max_completion_length": length})
         self.defaults = class_of(recipe.config)(output_dir=None)
         self.final_evaluation = self.data.held_out is not None and fields.get("eval_strategy") != "no"
+        self.bars_by_default = "disable_tqdm" not in fields
+        if self.final_evaluation and "eval_on_start" not in fields and self._can_score_the_base():
+            self.config.eval_on_start = True
+
+    def _can_score_the_base(self) -> bool:
+        """Whether an evaluation before the first step is wanted: of methods that sample and do not evaluate there by
+        themselves, at the beginning of a run."""
+        by_itself = getattr(self.config, "evaluate_rounds", False) and self.config.eval_strategy == "no"
+        return self.recipe.rewards and not by_itself and self._checkpoint() is None
 
     @property
     def reward_specs(self) -> list[Any]:
@@ -89,12 +101,18 @@ class Session:
             functions = rewards.read_rewards(self.reward_specs, self.beside)
         try:
             trainer = self.trainer(functions)
+            found = self._checkpoint()
+            begun_at = None if found is None else _step_of(found)
             try:
                 trainer.train(resume_from_checkpoint=self._resume())
             except TrainingInterrupted as stop:
                 _tell_how_to_resume(trainer, self.recipe.name, resume_line)
                 return int(str(stop.code))
-            self._finish(trainer)
+            except Exception:
+                if trainer.keeper.last_saved is not None:
+                    _tell_how_to_resume(trainer, self.recipe.name, resume_line)
+                raise
+            self._finish(trainer, begun_at)
         finally:
             if trainer is not None and hasattr(trainer, "scorer"):
                 trainer.scorer.close()
@@ -110,12 +128,17 @@ class Session:
         if self.recipe.rewards:
             given = with_roles(given, self.config, list(functions))
         given |= {name: options[name] for name in self.recipe.arguments if options.get(name) is not None}
+        quiet = bool(self.config.disable_tqdm)
+        if self.bars_by_default and not sys.stderr.isatty():
+            self.config.disable_tqdm = True  # a bar fills a log file; lines and tables stay
         made: BaseTrainer = class_of(self.recipe.trainer)(
             args=self.config,
             train_dataset=self.data.train,
             eval_dataset=self.data.held_out,
             **given,
         )
+        if hasattr(made, "tables"):
+            made.tables.quiet = quiet
         made.cards.given["dataset"] = self.data.name
         if self.data.hub_id is not None:
             made.cards.given["dataset_id"] = self.data.hub_id
@@ -146,16 +169,24 @@ class Session:
             task_type="CAUSAL_LM",
         )
 
+    def _checkpoint(self) -> Path | None:
+        """The checkpoint to go on from; None: a new run."""
+        wanted = self.options["resume"]
+        if wanted is not True:
+            return None if wanted is None else Path(wanted)
+        there = checkpoints(Path(str(self.config.output_dir)))
+        return there[0] if there else None
+
     def _resume(self) -> str | bool | None:
         """What to pass to `train`; `auto` without a checkpoint begins anew."""
-        wanted = self.options["resume"]
-        if wanted is True and not checkpoints(Path(str(self.config.output_dir))):
+        wanted, found = self.options["resume"], self._checkpoint()
+        if wanted is True and found is None:
             logger.info("no checkpoint in %s yet: a new run begins", self.config.output_dir)
             return None
         return wanted
 
-    def _finish(self, trainer: BaseTrainer) -> None:
-        """Evaluate, save with a card, push."""
+    def _finish(self, trainer: BaseTrainer, begun_at: int | None) -> None:
+        """Evaluate, save with a card, push. `begun_at`: the checkpoint's step; None: a new run."""
         config, step = self.config, trainer.state.global_step
         seen = any(e.get("step") == step and "eval_runtime" in e for e in trainer.state.log_history)
         if self.final_evaluation and not seen:
@@ -166,20 +197,9 @@ class Session:
         if config.push_to_hub:
             trainer.push_to_hub()
         if trainer.is_world_process_zero():
-            print(f"{step} steps done; the model is in {config.output_dir}")
-
-
-def check_model(name: str) -> None:
-    """Refuse the name of a folder that is not there: as a Hub id it would only be told that no server answers.
-
-    Raises:
-        UsageError: names the folder.
-    """
-    path = Path(name).expanduser()
-    first, _, rest = name.partition("/")
-    like_a_folder = name.startswith((".", "/", "~")) or "/" in rest or (rest and Path(first).is_dir())
-    if like_a_folder and not path.exists():
-        raise UsageError(f"--model: there is no folder {name}")
+            if step == begun_at:
+                print(f"nothing was left to train: the checkpoint has {step} steps; {_raise(config)}")
+            print(f"{step} step{'s' * (step != 1)} done; the model is in {config.output_dir}")
 
 
 def held_out_line(log_history: Sequence[dict[str, Any]]) -> str | None:
@@ -240,12 +260,29 @@ def make_config(recipe: Recipe, options: dict[str, Any], fields: dict[str, Any])
     return made
 
 
+def _step_of(checkpoint: Path) -> int | None:
+    """Steps that a checkpoint has done; None where it does not say, which resuming from it then tells."""
+    path = checkpoint / STATE_FILE
+    try:
+        return int(json.loads(path.read_text(encoding="utf-8"))["global_step"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _raise(config: Any) -> str:
+    """How to train on from a finished run."""
+    name = "num_rounds" if hasattr(config, "num_rounds") else "num_train_epochs"
+    name = "max_steps" if config.max_steps > 0 else name
+    option, value = "--" + name.replace("_", "-"), getattr(config, name)
+    return f"to train on, repeat the command with more than {option} {value:g}"
+
+
 def _tell_how_to_resume(trainer: BaseTrainer, name: str, line: str) -> None:
     if not trainer.is_world_process_zero():
         return
     saved = trainer.keeper.last_saved
     if saved is None:
-        print(f"hf-rlx {name}: stopped; no checkpoint was saved", file=sys.stderr)
+        print(f"hf-rlx {name}: stopped before there was a checkpoint; start it again", file=sys.stderr)
     elif trainer.args.save_only_model:
         print(f"hf-rlx {name}: stopped; the newest weights are in {saved}", file=sys.stderr)
     else:

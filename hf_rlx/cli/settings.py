@@ -43,7 +43,7 @@ def resolve(args: argparse.Namespace, flags: Sequence[Flag]) -> dict[str, Any]:
         values by name; what is set nowhere is not in it.
 
     Raises:
-        UsageError: an unknown name in the file, with the nearest known one; a value of a wrong kind.
+        UsageError: there is no such file; an unknown name in it, with the nearest known one; a value of a wrong kind.
         OSError: the file cannot be read.
     """
     known = {flag.name: flag for flag in flags}
@@ -69,6 +69,8 @@ def read_file(path: Path, known: dict[str, Flag]) -> dict[str, Any]:
     """
     import yaml
 
+    if not path.exists() or path.is_dir():
+        raise UsageError(f"--config: {missing(path)}")
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_loader())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -93,6 +95,16 @@ def nearest(name: str, known: Sequence[str]) -> str:
     """`; did you mean 'x'?` where one of `known` is like `name`, else nothing."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def missing(path: Path) -> str:
+    """What to say of a file that is not there, with those beside it that have a like name."""
+    if path.is_dir():
+        return f"{path} is a folder; name a file in it"
+    beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, beside, n=1)
+    hint = f"; did you mean {path.parent / near[0]}?" if near else f" (looked for in {path.parent.resolve()})"
+    return f"there is no file {path}{hint}"
 
 
 def _unknown(key: str, value: Any, known: dict[str, Flag]) -> str:

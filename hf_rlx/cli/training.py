@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import logging
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -20,6 +20,7 @@ from hf_rlx.cli.data import DataKind, located
 from hf_rlx.cli.flags import Flag, add_flags, config_flags
 from hf_rlx.cli.options import DATA, MODEL, REWARD, RUN, defaults
 from hf_rlx.cli.settings import ALIASES, add_config, resolve
+from hf_rlx.cli.words import FlagWords, in_flags
 
 _AUTO, _NEVER = ("auto", "true", "yes"), ("false", "no")
 
@@ -47,6 +48,9 @@ class Recipe:
 def fields_of(recipe: Recipe) -> tuple[Flag, ...]:
     """Flags of the configuration's fields."""
     fields = [flag for flag in config_flags(recipe.config, recipe.name) if flag.name not in ALIASES]
+    if recipe.rewards:
+        told = "True here where rows are held out: the card then has the base's score"
+        fields = [replace(f, default=told) if f.name == "eval_on_start" else f for f in fields]
     if recipe.adapter_rate is not None:
         told = f"{recipe.adapter_rate:g} here where an adapter trains"
         fields = [replace(f, default=f"{f.default}, {told}") if f.name == "learning_rate" else f for f in fields]
@@ -87,6 +91,7 @@ def run(args: argparse.Namespace, recipe: Recipe) -> int:
     for name in ("model", "dataset"):
         if not options[name]:
             raise UsageError(f"--{name} is missing; give it, or `{name}:` in the file of --config")
+    check_adapter(options)
     options["resume"] = _resume(options["resume"])
     fields.setdefault("output_dir", f"runs/{recipe.name}")
     beside = None if args.config is None else Path(args.config).parent
@@ -94,7 +99,7 @@ def run(args: argparse.Namespace, recipe: Recipe) -> int:
         options[name] = located(options[name], beside)
     from hf_rlx.cli.session import Session
 
-    with _messages(), _naming_flags():
+    with messages({flag.name for flag in flags_of(recipe)}):
         session = Session(recipe, options, fields, beside)
         if options["dry_run"]:
             from hf_rlx.cli.preview import preview
@@ -102,6 +107,24 @@ def run(args: argparse.Namespace, recipe: Recipe) -> int:
             print(preview(session, whole=options["verbose"]))
             return 0
         return session.train(resume_line(recipe.name, args.words))
+
+
+def check_adapter(options: dict[str, Any]) -> None:
+    """Refuse settings of an adapter that none can have.
+
+    Raises:
+        UsageError: names the flag.
+    """
+    if not options["lora"]:
+        return
+    if options["lora_r"] < 1:
+        raise UsageError(
+            f"--lora-r must be at least 1, got {options['lora_r']}; --no-lora trains all weights without an adapter"
+        )
+    if options["lora_alpha"] < 1:
+        raise UsageError(f"--lora-alpha must be at least 1, got {options['lora_alpha']}")
+    if not 0 <= options["lora_dropout"] < 1:
+        raise UsageError(f"--lora-dropout must be 0 or more and below 1, got {options['lora_dropout']:g}")
 
 
 def resume_line(command: str, words: Sequence[str]) -> str:
@@ -136,24 +159,30 @@ def _resume(value: Any) -> str | bool | None:
 
 
 @contextmanager
-def _naming_flags() -> Iterator[None]:
-    """Where an error names a change to the dataset, name the flag that makes it."""
-    try:
-        yield
-    except ValueError as error:
-        if "rename_column" not in str(error) and "has no column" not in str(error):
-            raise
-        raise ValueError(f"{error} (here: --columns new=old)") from error
+def messages(fields: Collection[str]) -> Iterator[None]:
+    """hf_rlx says on stderr what it decided (recipe, reference, packed or padded forward), in the words of a command
+    line; so do errors.
 
+    Args:
+        fields: see `in_flags`.
 
-@contextmanager
-def _messages() -> Iterator[None]:
-    """hf_rlx says on stderr what it decided (recipe, reference, packed or padded forward)."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    Raises:
+        ValueError, OSError: those of the block, where their message changes as new ones.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    handler.addFilter(FlagWords(fields))
     logger = logging.getLogger("hf_rlx")
     before = logger.level
     logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
     try:
         yield
+    except ValueError as error:
+        told = in_flags(str(error), fields)
+        if type(error) is not ValueError or told == str(error):
+            raise
+        raise ValueError(told) from error
     finally:
+        logger.removeHandler(handler)
         logger.setLevel(before)

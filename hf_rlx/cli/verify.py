@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hf_rlx.cli import told
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What `hf-rlx verify` takes."""
@@ -60,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         if args.out is not None:
             report.write(Path(args.out))
     except (OSError, ValueError, ImportError, RuntimeError) as error:
-        print(f"hf-rlx verify: error: {error}", file=sys.stderr)
+        print(f"hf-rlx verify: error: {told(error)}", file=sys.stderr)
         return 2
     finally:
         if hasattr(verifier, "close"):

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from hf_rlx.data.formats import check_container
+from hf_rlx.data.formats import check_container, rename_hint
 from hf_rlx.data.pair_checks import check_answer
 from hf_rlx.data.pair_encoding import RankedGroup, encode_answers, template_arguments
 from hf_rlx.data.special_tokens import SpecialTokens
@@ -42,10 +42,14 @@ def check_demonstrations(dataset: Any, name: str) -> None:
     if dataset is None:
         return
     check_container(dataset, name)
-    columns = list(getattr(dataset, "column_names", None) or dataset[0])
+    first = dataset[0]
+    if not isinstance(first, dict):
+        fix = '; write [{"text": text} for text in texts]' if isinstance(first, str) else ""
+        raise ValueError(f"{name} must have rows that are dictionaries, got {type(first).__name__}{fix}")
+    columns = list(getattr(dataset, "column_names", None) or first)
     if _kind(columns) is None:
-        renames = {found: wanted for wanted, known in _ALIASES.items() for found in columns if found in known}
-        fix = f". If so: dataset = dataset.rename_columns({renames})" if renames else ""
+        missing = [column for column in _ALIASES if column not in columns]
+        fix = rename_hint(columns, missing, _ALIASES)
         raise ValueError(
             f"{name} has the columns {columns}; it needs prompt and completion, or messages, or text{fix}"
         )

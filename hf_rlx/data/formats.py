@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,7 +40,10 @@ def check_prompts(dataset: Any, name: str, max_characters: int | None = None) ->
     check_container(dataset, name)
     first = dataset[0]
     if not isinstance(first, dict):
-        raise ValueError(f"{name} must have rows that are dictionaries with a `prompt`, got {type(first).__name__}")
+        fix = '; write [{"prompt": text} for text in texts]' if isinstance(first, str) else ""
+        raise ValueError(
+            f"{name} must have rows that are dictionaries with a `prompt`, got {type(first).__name__}{fix}"
+        )
     _check_columns(list(getattr(dataset, "column_names", None) or first), name)
     kind: str | None = None
     for index, prompt in enumerate(_prompts_of(dataset, name)):
@@ -83,6 +86,11 @@ def check_all_prompts(train_dataset: Any, eval_dataset: Any, room: int | None = 
 
 def check_container(dataset: Any, name: str) -> None:
     """That it is one dataset of known, positive length."""
+    columns = dataset.values() if isinstance(dataset, dict) else ()
+    if columns and all(isinstance(value, list) and value and not isinstance(value[0], dict) for value in columns):
+        raise ValueError(
+            f"{name} is a dictionary of lists, {sorted(map(str, dataset))}; write datasets.Dataset.from_dict(...)"
+        )
     if isinstance(dataset, dict):
         raise ValueError(
             f'{name} is a dictionary of {sorted(map(str, dataset))}; pass one of its datasets, e.g. dataset["train"]'
@@ -91,10 +99,40 @@ def check_container(dataset: Any, name: str) -> None:
         raise ValueError(
             f"{name} is the text {dataset!r}; load it first: datasets.load_dataset({dataset!r}, split=...)"
         )
+    if type(dataset).__name__ == "DataFrame":
+        raise ValueError(f"{name} is a table of another library; write datasets.Dataset.from_pandas(...)")
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise ValueError(f"{name} is a streaming dataset; load it whole, or take its first rows into a Dataset")
     if len(dataset) == 0:
         raise ValueError(f"{name} is empty")
+
+
+def rename_hint(columns: Sequence[str], missing: Sequence[str], aliases: Mapping[str, Collection[str]]) -> str:
+    """How a dataset gets its missing columns, to be put behind a sentence that names them.
+
+    Args:
+        columns: that it has. missing: that it lacks. aliases: what each column is called elsewhere.
+    """
+    found = renames(columns, missing, aliases)
+    if found:
+        return f". If so: dataset = dataset.rename_columns({found})"
+    return f'. If one is there under another name: dataset = dataset.rename_column("that name", "{missing[0]}")'
+
+
+def renames(columns: Sequence[str], missing: Sequence[str], aliases: Mapping[str, Collection[str]]) -> dict[str, str]:
+    """Columns that may be the missing ones under another name, in other letters or misspelt: found -> missing.
+
+    Args: see `rename_hint`.
+    """
+    free = {c.lower(): c for c in columns if c not in aliases and not c.lower().endswith("id")}
+    found: dict[str, str] = {}
+    for wanted in missing:
+        likely = [free[c] for c in (wanted, *aliases[wanted]) if c in free]
+        likely += [free[c] for c in difflib.get_close_matches(wanted, free, n=2, cutoff=0.7)]
+        new = next((c for c in likely if c not in found), None)
+        if new is not None:
+            found[new] = wanted
+    return found
 
 
 def _check_columns(columns: list[str], name: str) -> None:
@@ -107,9 +145,10 @@ def _check_columns(columns: list[str], name: str) -> None:
         )
     if "prompt" in columns:
         return
-    alike = difflib.get_close_matches("prompt", columns, n=1, cutoff=0.75)
+    alike = [c for c in difflib.get_close_matches("prompt", columns, cutoff=0.75) if not c.lower().endswith("id")]
     alike += [c for c in columns if "prompt" in c.lower() and not c.lower().endswith("id")]
-    likely = next((c for c in (*alike, *_LIKELY) if c in columns), columns[0] if columns else "question")
+    alike += [*renames(columns, ("prompt",), {"prompt": _LIKELY}), *columns]
+    likely = alike[0] if alike else "question"
     raise ValueError(
         f"{name} has no column `prompt`; it has {columns}. If `{likely}` is the prompt: "
         f'dataset = dataset.rename_column("{likely}", "prompt")'
@@ -118,6 +157,8 @@ def _check_columns(columns: list[str], name: str) -> None:
 
 def problem_of(prompt: Any) -> str | None:
     """What is wrong with one prompt, after "row 3 ..."; None: nothing."""
+    if isinstance(prompt, dict) and {"role", "content"} <= prompt.keys():
+        return "has one message by itself, where a list of messages is expected ([message])"
     if not prompt or not isinstance(prompt, str | list):
         return f"has the prompt {repr(prompt)[:80]}"
     if isinstance(prompt, str):
@@ -128,7 +169,9 @@ def problem_of(prompt: Any) -> str | None:
         calls = bool(message.get("tool_calls"))  # such a message may be without content
         for key in ("role",) if calls else ("role", "content"):
             if key not in message:
-                return f"has a message {place} without `{key}` (it has {sorted(map(str, message))})"
+                told = f"has a message {place} without `{key}` (it has {sorted(map(str, message))})"
+                renamed = "; ShareGPT's `from` and `value` are `role` and `content` here, `human` is `user` and `gpt` "
+                return told + (renamed + "`assistant`" if "from" in message and "value" in message else "")
         role, content = message["role"], message.get("content")
         if not isinstance(role, str) or not role:
             return f"has the role {role!r} in message {place}"

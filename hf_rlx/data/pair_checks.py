@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from hf_rlx.data.formats import check_container, problem_of
+from hf_rlx.data.formats import check_container, problem_of, rename_hint, renames
 
 # Columns under other names, and what to call them.
 _ALIASES = {
@@ -37,7 +36,9 @@ def check_preferences(dataset: Any, name: str) -> None:
     first = dataset[0]
     if not isinstance(first, dict):
         raise ValueError(f"{name} must have rows that are dictionaries, got {type(first).__name__}")
-    _check_columns(list(getattr(dataset, "column_names", None) or first), name)
+    columns = list(getattr(dataset, "column_names", None) or first)
+    _check_columns(columns, name)
+    _check_hidden_prompt(first, columns, name)
     for index in range(len(dataset)):
         try:
             check_row(dataset[index])
@@ -59,19 +60,29 @@ def _check_columns(columns: list[str], name: str) -> None:
     if listed or (not {"chosen", "rejected"} & found and {"answers", "completions", "candidates"} & found):
         wanted = ("responses", "ranks")
     missing = [column for column in wanted if column not in found]
-    renames = {}
-    for column in missing:
-        likely = [c for c in columns if c in _ALIASES[column]]
-        likely += difflib.get_close_matches(column, [c for c in columns if c not in wanted], n=1, cutoff=0.7)
-        if likely:
-            renames[likely[0]] = column
-    fix = f". If so: dataset = dataset.rename_columns({renames})" if renames else ""
-    if not renames and {"completion", "label"} <= found:
+    fix = rename_hint(columns, missing if "prompt" in found else [*missing, "prompt"], _ALIASES)
+    if {"completion", "label"} <= found:
         fix = ". Rows with one completion and a label are no pairs: group them by prompt into chosen and rejected"
     raise ValueError(
         f"{name} has no column {' and no column '.join(f'`{c}`' for c in missing)}; it has {columns}. Preference data "
         "are (prompt,) chosen and rejected, or (prompt,) responses and ranks (or scores)" + fix
     )
+
+
+def _check_hidden_prompt(row: dict[str, Any], columns: list[str], name: str) -> None:
+    """Refuse a prompt under another name that the answers do not hold: it would silently be left out."""
+    likely = None if "prompt" in columns else next(iter(renames(columns, ("prompt",), _ALIASES)), None)
+    answers = row.get("responses") or [row.get("chosen"), row.get("rejected")]
+    if likely is None or "chosen_ids" in row or not isinstance(answers, list | tuple):
+        return
+    text = str(row[likely]).strip()
+    apart = [a for a in answers if (isinstance(a, list) and len(a) == 1) or (isinstance(a, str) and text not in a)]
+    if len(apart) == len(answers):
+        raise ValueError(
+            f"{name} has no column `prompt`; it has {columns}, and the answers do not hold `{likely}`, so it would be "
+            f'left out. If it is the prompt: dataset = dataset.rename_column("{likely}", "prompt"); if not: '
+            f'dataset = dataset.remove_columns("{likely}")'
+        )
 
 
 def check_row(row: Any) -> None:
@@ -141,10 +152,18 @@ def _check_kinds(prompt: Any, answers: Sequence[Any], explicit: bool) -> None:
         problem = problem_of(prompt)
         if problem is not None:
             raise ValueError(f"{problem} of `prompt`; give it text or messages, or drop it")
+    for answer in answers:
+        if isinstance(answer, list) and answer[-1]["role"] in ("user", "system"):
+            raise ValueError(f"has an answer that ends with a message of {answer[-1]['role']!r}, not the assistant's")
     texts = [isinstance(answer, str) for answer in answers]
     if any(texts) and not all(texts):
         raise ValueError("mixes plain text and messages among its answers; make them alike")
     if isinstance(prompt, str) and not all(texts):
+        if all(answer[0]["role"] in ("user", "system") for answer in answers):
+            raise ValueError(
+                "has a plain-text prompt beside answers that begin with it as messages; drop the column: "
+                'dataset = dataset.remove_columns("prompt")'
+            )
         raise ValueError(
             'has a plain-text prompt and messages as answers; write the prompt as [{"role": "user", "content": text}]'
         )

@@ -61,7 +61,10 @@ def encode_messages(
     """
     if special_tokens not in get_args(SpecialTokens):
         raise ValueError(f"special_tokens must be one of {get_args(SpecialTokens)}, got {special_tokens!r}")
-    text = str(tokenizer.apply_chat_template(messages, tokenize=False, **template))
+    try:
+        text = str(tokenizer.apply_chat_template(messages, tokenize=False, **template))
+    except (TemplateError, TypeError) as error:
+        raise ValueError(f"the chat template refuses these messages: {error}") from error
     ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     if special_tokens == "allow":
         return EncodedMessages(text, ids, 0)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from hf_rlx.data.formats import PromptError, check_container
+from hf_rlx.data.formats import PromptError, check_container, rename_hint
 from hf_rlx.data.pair_checks import check_answer
 from hf_rlx.data.pair_encoding import EncodedAnswers, RankedGroup, fit
 from hf_rlx.data.special_tokens import SpecialTokens
@@ -207,8 +207,7 @@ def check_step_rows(dataset: Any, name: str, separator: str = "\n", ratings: boo
     columns = list(getattr(dataset, "column_names", None) or first)
     missing = [column for column in _COLUMNS if column not in columns]
     if missing:
-        renames = {found: wanted for wanted in missing for found in columns if found in _ALIASES[wanted]}
-        fix = f". If so: dataset = dataset.rename_columns({renames})" if renames else ""
+        fix = rename_hint(columns, missing, _ALIASES)
         if {"chosen", "rejected"} <= set(columns):
             fix = ". Pairs have no steps: train on them with RewardTrainer"
         raise ValueError(

@@ -151,9 +151,13 @@ def _naming(source: str) -> Iterator[None]:
         yield
     except OSError as error:
         near = difflib.get_close_matches(source, (TINY, SMOLLM2), n=1, cutoff=0.7)
-        if not near or Path(source).exists():
+        if Path(source).exists():
             raise
-        raise OSError(f"there is no folder and no model {source!r}; did you mean {near[0]!r}?") from error
+        if near:
+            raise OSError(f"there is no folder and no model {source!r}; did you mean {near[0]!r}?") from error
+        if source in str(error):
+            raise
+        raise OSError(f"there is no folder {source!r}, and no model of that name can be loaded: {error}") from error
 
 
 def _resolve(name: str) -> tuple[str, dict[str, Any]]:

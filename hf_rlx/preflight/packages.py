@@ -65,7 +65,9 @@ def version_findings() -> Iterator[Finding]:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
             if wanted is not None:
-                yield Finding(name, "not installed", "problem", f'pip install "{name}{wanted}"')
+                optional = name == "bitsandbytes"
+                found = "not installed: no 4-bit weights, no 8-bit optimizers" if optional else "not installed"
+                yield Finding(name, found, "note" if optional else "problem", f'pip install "{name}{wanted}"')
             continue
         if wanted is None or wanted.contains(version, prereleases=True):
             yield Finding(name, version)

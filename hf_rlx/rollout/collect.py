@@ -49,7 +49,9 @@ class _Progress:
     """The bar of one rollout: completions done and tokens a second, then how many prompts wait for rewards."""
 
     def __init__(self, total: int, description: str, disable: bool) -> None:
-        self.bar = tqdm(total=total, desc=description, unit="completion", leave=False, disable=disable)
+        # Not `disable=False`: TQDM_DISABLE shall count.
+        hidden = {"disable": True} if disable else {}
+        self.bar = tqdm(total=total, desc=description, unit="completion", leave=False, **hidden)
         self.start = self.shown = time.perf_counter()
         self.tokens = 0
 

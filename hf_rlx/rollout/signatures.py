@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from hf_rlx.data.formats import check_container
 from hf_rlx.rollout.classifier import name_of
 from hf_rlx.rollout.reward_models import _DOTTED, RewardError, RewardFunction, resolve
 
@@ -54,6 +56,8 @@ def signature_problem(func: Any, columns: Iterable[str], noun: str = "reward fun
     Args:
         func: a callable. columns: see `columns_of`. noun: what messages call it.
     """
+    if inspect.isclass(func):
+        return f"{noun} {name_of(func)!r} is a class; pass an instance: {name_of(func)}(...)"
     given = dict.fromkeys([*columns, *GIVEN])
     try:
         RewardFunction(name_of(func), func, "sync", noun).bind(given)
@@ -76,7 +80,11 @@ def check_signatures(reward_funcs: Any, datasets: Sequence[tuple[str, Any]], nou
         return
     found = functions_of(reward_funcs)
     for name, dataset in datasets:
-        if dataset is None or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        if dataset is None:
+            continue
+        try:
+            check_container(dataset, name)
+        except ValueError:  # told by whoever looks at the data
             continue
         columns = columns_of(dataset)
         problems = [problem for func in found if (problem := signature_problem(func, columns, noun)) is not None]

@@ -40,7 +40,7 @@ class Rule:
     """A log is suspicious where `metric` is at least `limit` (`below`: at most; `rising`: and above the log before);
     `patience` such logs in a row are an alert.
 
-    advice: what to do, with fields of the log by name and `{limit}` for `max_completion_length`.
+    advice: what to do, with `{value}`, `{limit}` (`max_completion_length`) and `{names}` of the reward functions.
     """
 
     name: str
@@ -60,7 +60,7 @@ RULES = (
         "frac_reward_zero_std",
         1.0,
         "all completions of a prompt got the same reward, for every prompt (mean {value}): nothing is learned. Look "
-        "at the completions (log_completions=True) and at what the reward function says of them; where they are all "
+        "at the completions (log_completions=True) and at what {names} says of them; where they are all "
         "right or all wrong, take other prompts, a larger num_generations, or a higher temperature",
     ),
     Rule(
@@ -68,7 +68,7 @@ RULES = (
         _ALIKE,
         1.0,
         "every completion got the same reward, whatever the prompt (mean {value}): there is nothing to learn. Look at "
-        "the completions (log_completions=True) and at what the reward function says of them",
+        "the completions (log_completions=True) and at what {names} says of them",
     ),
     Rule(
         "everything truncated",
@@ -254,7 +254,8 @@ class Alerts(TrainerCallback):
             self.told.append(rule.name)
             new.append(rule.name)
             shown = logs.get("reward", value) if rule.name.startswith("constant reward") else value
-            advice = rule.advice.format(value=f"{shown:.4g}", limit=max_completion_length)
+            names = ", ".join(self._names) or "the reward function"
+            advice = rule.advice.format(value=f"{shown:.4g}", limit=max_completion_length, names=names)
             logger.warning("step %d: %s: %s", step, rule.name, advice)
         self._explained, self._alike = False, None
         return new

@@ -35,6 +35,7 @@ from hf_rlx.trainers.keeper import RunKeeper
 from hf_rlx.trainers.memory import ForwardLimit
 from hf_rlx.trainers.metrics import MetricStore
 from hf_rlx.trainers.preflight import before_loading, ready_to_push
+from hf_rlx.trainers.progress import use_one_line
 from hf_rlx.trainers.settings import ARGS_FILE, public_args
 from hf_rlx.types import Group
 
@@ -148,6 +149,7 @@ class BaseTrainer(Trainer):
         if self.is_fsdp_enabled:
             check_fsdp(self.accelerator, shared, args)
             place(self.accelerator, shared, args.device)
+        use_one_line(self)
         # First of all: what other callbacks do, or fail in, then comes after the state is marked.
         self.callback_handler.callbacks.insert(0, self.keeper)
         self.model_accepts_loss_kwargs = True  # losses are normalised over the whole optimizer step already
@@ -219,8 +221,13 @@ class BaseTrainer(Trainer):
                 self.begin_run()
             elif checkpointing.finished(self, Path(folder)):
                 return TrainOutput(self.state.global_step, 0.0, {})
-            with zero.engine(self):
-                return super().train(folder, *args, **kwargs)
+            wanted = self.args.eval_on_start
+            self.args.eval_on_start = wanted and folder is None  # what goes on has been evaluated at its start
+            try:
+                with zero.engine(self):
+                    return super().train(folder, *args, **kwargs)
+            finally:
+                self.args.eval_on_start = wanted
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a scalar, which is a share of the optimizer step's loss, to those that are there."""

@@ -20,6 +20,7 @@ from hf_rlx.models.roles import POLICY
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.trainers import checkpointing
 from hf_rlx.trainers.config import BaseConfig
+from hf_rlx.trainers.removed_fields import replacement
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +94,15 @@ _RENAMED = {
     "reward_model": "reward_funcs",
     "lora_config": "peft_config",
 }
+# Arguments of other trainers that none here has, and what to do instead.
+_LEFT_OUT = {
+    "formatting_func": "dataset = dataset.map(...) makes the text beforehand",
+    "data_collator": "rows become packed groups; change the dataset instead",
+    "model_init": "pass the model, or its name, as model=",
+    "compute_metrics": "evaluate() has the metrics",
+    "preprocess_logits_for_metrics": "evaluate() has the metrics",
+    "ref_model": "there is no reference, or it is made from the model",
+}
 
 
 def name_arguments(trainer: Any) -> None:
@@ -133,6 +143,11 @@ def _instead(trainer: Any, name: str, known: list[str]) -> str:
     config = getattr(sys.modules.get(trainer.__module__), written, None)
     if config is not None and name in getattr(config, "__dataclass_fields__", {}):
         return f"; it belongs to the configuration: args={written}({name}=...)"
+    if name in _LEFT_OUT:
+        return f"; {_LEFT_OUT[name]}"
+    instead = replacement(name, getattr(config, "__dataclass_fields__", {}))
+    if instead is not None:
+        return f"; use {instead}"
     near = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean `{near[0]}`?" if near else ""
 

@@ -7,6 +7,7 @@ import difflib
 import functools
 import json
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, TypeVar, get_args
 
 import torch
@@ -43,7 +44,7 @@ def strict(cls: C) -> C:
             if (instead := replacement(name, known)) is not None:
                 once = " any more" if name in REMOVED_FIELDS else ""
                 raise TypeError(f"{cls.__name__} has no field `{name}`{once}; use {instead}")
-            near = difflib.get_close_matches(name, known, n=1)
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
             hint = f"; did you mean `{near[0]}`?" if near else ""
             raise TypeError(f"{cls.__name__} has no field `{name}`{hint}")
         original(self, *args, **kwargs)
@@ -147,6 +148,8 @@ class BaseConfig(TrainingArguments):
                 f"special_tokens_in_messages must be one of {get_args(SpecialTokens)}, got "
                 f"{self.special_tokens_in_messages!r}"
             )
+        if self.deepspeed and find_spec("deepspeed") is None:
+            raise ImportError('deepspeed=... needs DeepSpeed: pip install "hf_rlx[deepspeed]", or leave it out')
         for name in ("model_init_kwargs", "generation_kwargs", "chat_template_kwargs"):
             if isinstance(getattr(self, name, None), str):  # command lines give JSON, as for TRL
                 setattr(self, name, _dictionary(name, getattr(self, name)))

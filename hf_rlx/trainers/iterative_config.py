@@ -97,7 +97,9 @@ class IterativeDPOConfig(DPOConfig):
         None, "Temperature in evaluation; None: greedy for one completion a prompt, else the training temperature."
     )
     # Rewards.
-    reward_weights: list[float] | None = described(None, "Weight of each reward function; None: 1 each.")
+    reward_weights: list[float] | None = described(
+        None, "Weight of each reward function; None: 1 each; 0: logged, not trained on."
+    )
     reward_timeout: float | None = described(None, "Seconds that one call of a reward function may take.")
     on_reward_error: Literal["raise", "skip"] = described(
         "skip", '"skip": the completion abstains, counted and told once, up to max_reward_failures; "raise": stop.'

@@ -73,7 +73,6 @@ from hf_rlx.trainers.pair_batches import PairBatch
 from hf_rlx.trainers.pair_logps import Objective, Pairs
 from hf_rlx.trainers.preference import PreferenceTrainer
 from hf_rlx.trainers.preflight import before_loading, prompt_checks, try_prompts
-from hf_rlx.trainers.progress import use_one_line
 from hf_rlx.trainers.references import ReferenceLogps
 from hf_rlx.trainers.round_making import make_round
 from hf_rlx.trainers.round_watch import RoundWatch
@@ -142,6 +141,8 @@ class IterativeDPOTrainer(PreferenceTrainer):
         peft_config: Any = None,
         optimizer_cls_and_kwargs: Any = None,
     ) -> None:
+        if reward_funcs is None:
+            raise ValueError("reward_funcs is missing: a function (prompts, completions, **columns) -> list of floats")
         args = IterativeDPOConfig("iterative_dpo_output") if args is None else args
         check_arguments(model, args, IterativeDPOConfig, processing_class, peft_config)
         before_loading(self, args, peft_config, *prompt_checks(train_dataset, eval_dataset, reward_funcs))
@@ -178,7 +179,6 @@ class IterativeDPOTrainer(PreferenceTrainer):
         )
         if self.plan is not None:
             self.add_callback(_EndOfRound(self.plan.steps, self._evaluates))
-        use_one_line(self)
         self.round: Round | None = None  # that is being trained on
         self._dealt: deque[PairBatch] = deque()  # micro-batches of the optimizer step that is being done
         self._evaluated: str | None = None  # prefix of the evaluation that is being done

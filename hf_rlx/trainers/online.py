@@ -45,7 +45,6 @@ from hf_rlx.trainers.observe import UpdateBar, record_rollouts
 from hf_rlx.trainers.online_config import OnlineConfig
 from hf_rlx.trainers.preflight import before_loading, prompt_checks, try_prompts
 from hf_rlx.trainers.processes import raise_together, together
-from hf_rlx.trainers.progress import use_one_line
 from hf_rlx.trainers.reference_sync import SyncReference
 from hf_rlx.trainers.scorers import make_scorer
 from hf_rlx.trainers.tables import CompletionTables
@@ -102,7 +101,7 @@ class OnlineTrainer(BaseTrainer):
             optimizers=optimizers,
         )
         check_all_prompts(train_dataset, eval_dataset, self.room_for_prompt())
-        if self.shared.roles[POLICY].adapter is not None and args.learning_rate <= 1e-6:
+        if self.shared.roles[POLICY].adapter is not None and 0 < args.learning_rate <= 1e-6:
             logger.warning(
                 "learning_rate=%g is made for full weights and hardly moves an adapter; try 1e-5 to 1e-4",
                 args.learning_rate,
@@ -126,7 +125,6 @@ class OnlineTrainer(BaseTrainer):
             quiet=bool(args.disable_tqdm),
         )
         self._bar = UpdateBar(disable=args.disable_tqdm or not self.is_world_process_zero())
-        use_one_line(self)
         if args.sync_ref_model:
             self.add_callback(SyncReference(self.shared, args.ref_model_mixup_alpha, args.ref_model_sync_steps))
 

@@ -180,6 +180,24 @@ def ready_to_push(trainer: BaseTrainer, token: str | None) -> Iterator[None]:
     hub.check_repository(str(trainer.hub_model_id), used)
 
 
+def check_steps(args: Any) -> None:
+    """Refuse a run without an optimizer step, and say where none would change a weight.
+
+    Raises:
+        ValueError: names the field.
+    """
+    if args.max_steps == 0:
+        raise ValueError(
+            "max_steps=0: there would be no optimizer step; give at least 1, or leave it out: num_train_epochs counts"
+        )
+    if args.max_steps < 0 and args.num_train_epochs <= 0:
+        raise ValueError(
+            f"num_train_epochs={args.num_train_epochs:g} and no max_steps: there would be no optimizer step; set one"
+        )
+    if args.learning_rate == 0:
+        logger.warning("learning_rate=0: no weight will change; leave it out, or set one above 0")
+
+
 def spread(count: int, most: int = SAMPLED) -> list[int]:
     """Up to `most` indices of `count` rows, evenly over all of them."""
     taken = min(count, most)
@@ -187,15 +205,22 @@ def spread(count: int, most: int = SAMPLED) -> list[int]:
 
 
 def try_prompts(dataset: Any, tokenizer: Any, args: Any, room: int | None) -> list[int]:
-    """Tokenize a few prompts as a rollout would; returns their tokens.
+    """Look at the number of steps, and tokenize a few prompts as a rollout would; returns their tokens.
 
     Args:
         dataset: with a `prompt`. tokenizer: of the policy. args: an `OnlineConfig`.
         room: tokens that a prompt may have; None: any number.
 
     Raises:
-        PromptError: of the first that cannot be used, with its row.
+        ValueError: no step, or no room for any prompt. PromptError: of the first that cannot be used, with its row.
     """
+    check_steps(args)
+    if room is not None and room < 1:
+        most = args.sampling_params().max_completion_length
+        raise ValueError(
+            f"max_completion_length={most} leaves no token for a prompt in the model's context of {room + most}; "
+            "lower it"
+        )
     counts = []
     for index in spread(len(dataset)):
         row = dataset[index]
@@ -212,14 +237,16 @@ def try_rows(trainer: PreferenceTrainer) -> None:
     """Tokenize a few rows as training would, and say where nothing can be learned from any of them.
 
     Raises:
-        ValueError: a row cannot be used; names it.
+        ValueError: no step; or a row cannot be used, which is named.
     """
     dataset, args = trainer.train_dataset, trainer.args
+    check_steps(args)
     rows = trainer.encode([(index, dataset[index]) for index in spread(len(dataset))])
     needed = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     if len(dataset) < needed:
         logger.warning(
-            "train_dataset has %d rows, fewer than the %d of one optimizer step: every step is the whole dataset",
+            "train_dataset has %d rows, fewer than the %d of one optimizer step: every step is the whole dataset; "
+            "lower per_device_train_batch_size or gradient_accumulation_steps, or add rows",
             len(dataset),
             needed,
         )
@@ -250,6 +277,9 @@ __all__ = [
     "before_loading",
     "check_machine",
     "check_output_dir",
+    "check_room",
+    "check_steps",
+    "context_without_room",
     "data_checks",
     "prompt_checks",
     "ready_to_push",

@@ -105,9 +105,12 @@ def check_ranges(config: Any) -> None:
         problem = allowed.problem(value)
         if problem is not None:
             raise ValueError(f"{name} {problem}")
+        if allowed.integer and isinstance(value, float):
+            setattr(config, name, int(value))
     weights = getattr(config, "reward_weights", None)
     if weights is not None:
-        if isinstance(weights, str) or not all(isinstance(w, int | float) and abs(w) <= 1e30 for w in weights):
+        listed = isinstance(weights, list | tuple)
+        if not listed or not all(isinstance(w, int | float) and abs(w) <= 1e30 for w in weights):
             raise ValueError(f"reward_weights must be a list of finite numbers, got {weights!r}")
         if not any(weights):
             raise ValueError("reward_weights are all 0: nothing could be learned")

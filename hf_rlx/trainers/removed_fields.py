@@ -14,13 +14,14 @@ _SHORTER: tuple[Choice, ...] = (
 )
 _PACKED = "nothing: rows are packed without padding"
 _PRECISION = "nothing: bf16 and fp16 say the precision"
+_DROPPED = "nothing: transformers has dropped it"
 _VISIBLE = "nothing: the device is found; CUDA_VISIBLE_DEVICES chooses a GPU"
 
 _CHOICES: dict[str, str | tuple[Choice, ...]] = {
     # lengths
     "max_prompt_length": (
-        ("max_completion_length", "filter long prompts out of the dataset; prompts are never cut"),
         ("max_length", "max_length (prompt and answer together; a prompt that is too long loses its beginning)"),
+        ("max_completion_length", "dataset.filter(...) to leave long prompts out; prompts are never cut"),
     ),
     "max_new_tokens": _SHORTER,
     "response_length": _SHORTER,
@@ -67,6 +68,11 @@ _CHOICES: dict[str, str | tuple[Choice, ...]] = {
     "base_model_attribute_name": "nothing: the base is found",
     # vLLM
     "vllm_device": "CUDA_VISIBLE_DEVICES of the vLLM server",
+    "vllm_enable_prefix_caching": "nothing: vLLM does it by itself",
+    "vllm_sampling_params": (
+        ("generation_kwargs", "generation_kwargs"),
+        (None, "nothing: this trainer samples nothing"),
+    ),
     "vllm_dtype": "nothing: it is the model's",
     "vllm_max_model_len": (("use_vllm", "vllm_max_model_length"), (None, "nothing: this trainer samples nothing")),
     "vllm_guided_decoding_regex": (
@@ -92,23 +98,155 @@ _CHOICES: dict[str, str | tuple[Choice, ...]] = {
     "push_to_hub_token": "hub_token",
     "push_to_hub_model_id": "hub_model_id",
     "push_to_hub_organization": 'hub_model_id="organization/name"',
+    "torchdynamo": "torch_compile_backend",
+    "dispatch_batches": 'accelerator_config={"dispatch_batches": ...}',
+    "split_batches": 'accelerator_config={"split_batches": ...}',
+    "use_ipex": _DROPPED,
+    "jit_mode_eval": _DROPPED,
+    "past_index": _DROPPED,
+    "mp_parameters": _DROPPED,
+    "ray_scope": _DROPPED,
     "group_by_length": "nothing: packed rows have no padding to save",
     "include_inputs_for_metrics": "nothing: evaluate() has the metrics",
     "include_tokens_per_second": "nothing: update/tokens_per_second is logged",
 }
 
-# Fields that some configurations have, for those that lack them.
+_NOT_SAMPLED = "nothing: this trainer samples nothing"
+_UNREWARDED = "nothing: this trainer has no reward functions"
+_UNCLIPPED = "nothing: GRPO and PPO alone clip a ratio"
+_AS_TOKENIZED = "nothing: rows are tokenized as they are used"
+_BATCH = "per_device_train_batch_size and gradient_accumulation_steps"
+_PEFT = "the argument peft_config of the trainer, e.g. peft.LoraConfig(...)"
+_BITS = "the argument quantization_config of the trainer, e.g. hf_rlx.four_bit_config()"
+_BETA: tuple[Choice, ...] = (("beta", "beta"), (None, "nothing: this trainer holds nothing near a reference"))
+_CLIP: tuple[Choice, ...] = (("epsilon", "epsilon"), ("cliprange", "cliprange"), (None, _UNCLIPPED))
+_PASSES: tuple[Choice, ...] = (("num_iterations", "num_iterations"), (None, "num_train_epochs"))
+# A command line has settings `model`, `dataset` and `reward`, where a script passes arguments.
+_MODEL: tuple[Choice, ...] = (("model", "model"), (None, "the argument model of the trainer"))
+_DATA: tuple[Choice, ...] = (("dataset", "dataset"), (None, "the argument train_dataset of the trainer"))
+_REWARD: tuple[Choice, ...] = (
+    ("reward", "reward"),
+    ("num_generations", "the argument reward_funcs of the trainer: functions, or models"),
+    (None, _UNREWARDED),
+)
+
+# Fields that some configurations have, for those that lack them, and names of TRL's older PPOConfig and scripts.
 _OF_OTHERS: dict[str, str | tuple[Choice, ...]] = {
     "max_completion_length": (("max_length", "max_length (prompt and answer together)"),),
     "max_length": (("max_completion_length", "max_completion_length; prompts are never cut"),),
-    "num_generations": (("max_length", "nothing: this trainer samples nothing"),),
-    "reward_weights": (("max_length", "nothing: this trainer has no reward functions"),),
-    "kl_coef": (("beta", "beta"),),
-    "cliprange": (("epsilon", "epsilon"),),
-    "num_ppo_epochs": (("num_iterations", "num_iterations"),),
-    "simpo_gamma": (("max_length", "SimPOConfig, which has it"),),
-    "rpo_alpha": (("max_length", "DPOConfig, which has it"),),
+    "padding_value": _PACKED,
+    "padding_free": _PACKED,
+    "truncation_mode": (
+        ("max_length", "nothing: answers are cut at their end and prompts at their beginning"),
+        (None, "nothing: prompts are never cut"),
+    ),
+    "dataset_num_proc": _AS_TOKENIZED,
+    "chars_per_token": _PACKED,
+    "num_of_sequences": _PACKED,
+    "tools": 'a column "tools" of the dataset',
+    # rewards and the pull to the reference
+    "reward_weights": (("num_generations", "the argument reward_funcs of the trainer"), (None, _UNREWARDED)),
+    "reward_model": _REWARD,
+    "reward_model_path": _REWARD,
+    "reward_funcs": _REWARD,
+    "judge": _REWARD,
+    "beta": _BETA,
+    "kl_coef": _BETA,
+    "init_kl_coef": _BETA,
+    "adap_kl_ctrl": (("kl_target", "kl_target for an adaptive beta"), *_BETA),
+    "target": (("kl_target", "kl_target"), *_BETA),
+    "horizon": (("kl_horizon", "kl_horizon"), *_BETA),
+    "kl_penalty": (("kl_estimator", "kl_estimator"), *_BETA),
+    # the update
+    "cliprange": _CLIP,
+    "epsilon": _CLIP,
+    "epsilon_high": (("cliprange_high", "cliprange_high"), (None, _UNCLIPPED)),
+    "num_ppo_epochs": _PASSES,
+    "ppo_epochs": _PASSES,
+    "num_iterations": _PASSES,
+    "num_mini_batches": _BATCH,
+    "mini_batch_size": _BATCH,
+    "batch_size": _BATCH,
+    "train_batch_size": "per_device_train_batch_size",
+    "backward_batch_size": "per_device_train_batch_size",
+    "forward_batch_size": "max_tokens_per_forward",
+    "local_rollout_forward_batch_size": "max_tokens_per_forward",
+    "total_episodes": "max_steps",
+    "steps": "max_steps",
+    "epochs": "num_train_epochs",
+    "num_epochs": "num_train_epochs",
+    "lr": "learning_rate",
+    "missing_eos_penalty": (("mask_truncated_completions", "mask_truncated_completions"), (None, _NOT_SAMPLED)),
+    "stop_token": (("stop_strings", "stop_strings"), (None, _NOT_SAMPLED)),
+    "stop_token_id": (("stop_strings", "stop_strings"), (None, _NOT_SAMPLED)),
+    "whiten_rewards": (("scale_rewards", "scale_rewards"), (None, "nothing: it belongs to PPO")),
+    "scale_rewards": "nothing: it belongs to GRPO",
+    "lam": "nothing: it belongs to PPO, which has a critic",
+    "vf_coef": "nothing: it belongs to PPO, which has a critic",
+    "world_size": "nothing: it is that of the launcher",
+    "optimize_cuda_cache": "nothing: memory is freed by itself",
+    "optimize_device_cache": "nothing: memory is freed by itself",
+    # names of a run, and what trackers get
+    "log_with": "report_to",
+    "tracker_project_name": "project",
+    "exp_name": "run_name",
+    "task_name": "run_name",
+    # fields of one algorithm
+    "simpo_gamma": "SimPOConfig, which has it",
+    "gamma_beta_ratio": "SimPOConfig, which has it",
+    "loss_weights": "DPOConfig, which has it",
+    "label_smoothing": "DPOConfig, which has it",
+    "cpo_alpha": "SimPOConfig, which has it",
+    "center_rewards_coefficient": "RewardConfig, which has it",
+    "step_separator": "PRMConfig, which has it",
+    "rpo_alpha": "DPOConfig, which has it",
+    "f_divergence_type": "DPOConfig, which has it",
+    "discopop_tau": "DPOConfig, which has it",
+    "precompute_ref_log_probs": "DPOConfig, which has it",
+    # arguments of the trainer
+    "model_name": _MODEL,
+    "model_name_or_path": _MODEL,
+    "sft_model_path": _MODEL,
+    "dataset_name": _DATA,
+    "query_dataset": _DATA,
+    "train_dataset": _DATA,
+    "processing_class": "the argument processing_class of the trainer",
+    "use_peft": _PEFT,
+    "peft_config": _PEFT,
+    "lora_r": _PEFT,
+    "lora_alpha": _PEFT,
+    "lora_dropout": _PEFT,
+    "lora_target_modules": _PEFT,
+    "load_in_4bit": _BITS,
+    "load_in_8bit": (("load_in_4bit", "load_in_4bit"), (None, _BITS)),
+    "quantization_config": _BITS,
+    "torch_dtype": (("dtype", "dtype"), (None, 'model_init_kwargs={"dtype": ...}')),
+    "attn_implementation": 'model_init_kwargs={"attn_implementation": ...}',
 }
+
+# Fields of trainers that sample.
+_SAMPLING = frozenset(
+    (
+        "num_generations",
+        "num_generations_eval",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "generation_kwargs",
+        "generation_batch_size",
+        "steps_per_generation",
+        "stop_strings",
+        "cache_implementation",
+        "mask_truncated_completions",
+        "log_completions",
+        "num_completions_to_print",
+        "log_unique_prompts",
+        "use_vllm",
+        "use_transformers_paged",
+    )
+)
 
 REMOVED_FIELDS = frozenset(_CHOICES)
 """Names that no configuration of GRPO or DPO has any more."""
@@ -120,6 +258,11 @@ def replacement(name: str, known: Collection[str]) -> str | None:
     Args:
         name: of the field. known: fields of the configuration.
     """
+    if name in _SAMPLING or name.startswith("vllm_"):
+        if "num_generations" not in known and "max_length" in known:
+            return _NOT_SAMPLED
+        if name.startswith(("vllm_", "use_")) and "use_vllm" not in known and "num_generations" in known:
+            return "nothing: this trainer samples with the built-in engine"
     choices = _CHOICES.get(name, _OF_OTHERS.get(name))
     if choices is None or isinstance(choices, str):
         return choices

@@ -132,7 +132,7 @@ def render(rows: list[dict[str, Any]], title: str, count: int, unique_prompts: b
         rows = list({r["prompt"]: r for r in reversed(rows)}.values())
     table = Table(title=title, show_lines=True)
     rewards = [name for name in rows[0] if name.startswith("rewards/")]
-    table.add_column("reward", justify="right")
+    table.add_column("reward" if len(rewards) < 2 else "total", justify="right")
     for name in rewards if len(rewards) > 1 else []:
         table.add_column(name.removeprefix("rewards/"), justify="right")
     table.add_column("prompt", overflow="fold", ratio=1)

@@ -37,6 +37,31 @@ def test_a_csv_file_keeps_text_as_text(tmp_path):
     assert rows[1]["margin"] is None
 
 
+@pytest.mark.parametrize("sign", [";", "\t", "|"])
+def test_a_csv_file_of_a_spreadsheet(tmp_path, sign, caplog):
+    """Another sign between the cells is recognised by the header, which lacks the comma, and is told; a comma inside a
+    cell separates nothing then, and a header of one column has no sign at all."""
+    file = tmp_path / "rows.csv"
+    file.write_text(f"prompt{sign}answer\n1,5+1={sign}2,5\n", encoding="utf-8")
+    with caplog.at_level("INFO", "hf_rlx"):
+        assert list(load(dataset=str(file)).train) == [{"prompt": "1,5+1=", "answer": "2,5"}]
+    assert f"lie between {'tabs' if sign == chr(9) else repr(sign)}" in caplog.text
+    file.write_text("prompt\na;b\n", encoding="utf-8")
+    assert list(load(dataset=str(file)).train) == [{"prompt": "a;b"}]
+
+
+def test_columns_the_other_way_round(tmp_path):
+    """`--columns old=new` is recognised by what the rows have, and corrected; a name that is nowhere is not."""
+    file = tmp_path / "rows.csv"
+    file.write_text("question,good answer\na,b\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"question and not prompt: the other way round, --columns prompt=question$"):
+        load(dataset=str(file), columns=["question=prompt"])
+    with pytest.raises(UsageError, match=r"--columns prompt=question 'chosen=good answer'$"):
+        load("pairs", dataset=str(file), columns=["question=prompt", "good answer=chosen"])
+    with pytest.raises(UsageError, match="have no column 'frage'"):
+        load(dataset=str(file), columns=["prompt=frage"])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
+from hf_rlx import GRPOConfig
 from hf_rlx.cards.facts import Score
 from hf_rlx.cli import main
+from hf_rlx.cli.data import load_data
 from hf_rlx.cli.eval import summary
+from hf_rlx.cli.options import defaults
 
 CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
 
@@ -90,3 +94,20 @@ def test_summary():
     assert summary(metrics) == (
         "f: 0.500 (95 % interval 0.381 to 0.619), 32 of 64 right\nmean reward 0.5000, 25.0% cut"
     )
+
+
+def test_the_rows_that_training_holds_out(tmp_path, capsys):
+    """`--eval-fraction` takes the same rows as a training command with the same seed, by default and by number."""
+    file = tmp_path / "rows.csv"
+    file.write_text("prompt,answer\n" + "".join(f"{i}+1=,{i + 1}\n" for i in range(8)), encoding="utf-8")
+    words = ["eval", "--model", "tiny", "--dataset", str(file), "--reward", "number", "--eval-fraction", "0.5"]
+    words += ["--quiet", "--max-completion-length", "4", "--completions"]
+    for name, seed in (("default", []), ("seven", ["--seed", "7"])):
+        folder = tmp_path / name
+        assert main([*words, str(folder), *seed]) == 0
+        assert " of 4 right\ngreedy answers, mean reward" in capsys.readouterr().out
+        (found,) = (folder / "completions").glob("*.parquet")
+        prompts = pq.read_table(found)["prompt"].to_pylist()
+        training = load_data(defaults({"dataset": str(file), "eval_fraction": 0.5}), "prompts", 7 if seed else 42)
+        assert sorted(prompts) == sorted(training.held_out["prompt"])
+    assert GRPOConfig("unused").seed == 42

@@ -138,6 +138,16 @@ def test_flags_win_over_the_file(tmp_path):
     assert resolved(tmp_path, "# nothing\n", "--packing") == {"packing": True}
 
 
+def test_a_list_that_is_given_twice_is_both():
+    """`--reward a --reward b c`; once is as before."""
+    flag = Flag("reward", Kinds.of("list[Any] | None"), "", "What.", "a")
+    parser = argparse.ArgumentParser()
+    add_flags(parser, [flag])
+    twice = parser.parse_args(["--reward", "a", "--reward", "b", "c"])
+    assert flag.read(twice.reward, "--reward") == ["a", "b", "c"]
+    assert flag.read(parser.parse_args(["--reward", "a"]).reward, "--reward") == ["a"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -165,8 +175,14 @@ def test_files_with_mistakes(tmp_path, text, message):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError):
+    """With one of a like name beside it, and the folder otherwise; a folder is none."""
+    with pytest.raises(UsageError, match=r"there is no file .*/none.yaml \(looked for in "):
         read_file(tmp_path / "none.yaml", {})
+    (tmp_path / "grpo.yaml").touch()
+    with pytest.raises(UsageError, match=r"no file .*/grp.yaml; did you mean .*/grpo.yaml\?"):
+        read_file(tmp_path / "grp.yaml", {})
+    with pytest.raises(UsageError, match="is a folder"):
+        read_file(tmp_path, {})
 
 
 def test_every_trainer_of_the_list_has_a_command():

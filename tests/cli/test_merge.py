@@ -44,7 +44,9 @@ def test_merged_equals_adapter(trained, tmp_path, capsys):
     folder, ids, wanted, base = trained
     out = tmp_path / "merged"
     assert main(["merge", str(folder), str(out)]) == 0
-    assert capsys.readouterr().out.strip() == str(out)
+    told = capsys.readouterr()
+    assert told.out.strip() == str(out)
+    assert told.err.startswith("hf-rlx merge: merging the policy; the roles left out: reward\n")
     merged = AutoModelForCausalLM.from_pretrained(out)
     assert merged.dtype == torch.float32
     assert (logps_of(merged, ids) - wanted).abs().max() < 1e-4
@@ -112,6 +114,29 @@ def test_what_is_refused(trained, tmp_path, capsys):
         assert main(["merge", *words]) == 1
         assert told in capsys.readouterr().err
     assert (tmp_path / "full" / "file").read_text() == "kept"
+
+
+def test_a_folder_whose_policy_was_never_trained(tmp_path, capsys):
+    """As `hf-rlx reward` leaves it: merging would give the base without a word. The role is named, and how it is used;
+    the policy is merged where it is asked for by name."""
+    model = SharedModel.from_pretrained("tiny", peft_config=tiny.lora())
+    model.add_role("reward", tiny.lora())
+    folder, out = tmp_path / "reward_model", tmp_path / "out"
+    model.save_pretrained(folder)
+    assert main(["merge", str(folder), str(out)]) == 1
+    said = capsys.readouterr().err
+    assert "was never trained, so merging it gives the base; what was trained is the role reward" in said
+    assert f"hf-rlx ppo --model {folder} --reward role" in said
+    assert "--role policy merges the policy" in said
+    for role, told in (("reward", "so it is not merged"), ("critic", "no role 'critic'; ")):
+        with pytest.raises(SystemExit, match="2"):
+            main(["merge", str(folder), str(out), "--role", role])
+        assert told in capsys.readouterr().err
+    assert main(["merge", str(folder / "reward"), str(out)]) == 1
+    assert f"The policy is merged with {folder} as folder" in capsys.readouterr().err
+    assert not out.exists()
+    assert main(["merge", str(folder), str(out), "--role", "policy"]) == 0
+    assert (out / "model.safetensors").is_file()
 
 
 def test_whole_or_not_there(trained, tmp_path, monkeypatch):

@@ -103,6 +103,18 @@ def test_errors_are_one_line(file, words, message, capsys, monkeypatch, tmp_path
     assert printed.count("\n") == 1
 
 
+def test_a_table_with_semicolons_says_how_to_write_it_anew(tmp_path, capsys):
+    """The line it names does so."""
+    file = tmp_path / "rows.csv"
+    file.write_text("prompt;chosen;rejected\na;1,5;2\n", encoding="utf-8")
+    assert main(["pairs", str(file)]) == 1
+    told = capsys.readouterr().err
+    assert "has ';' between its cells, not commas; write it anew: import pandas" in told
+    line = told.partition("write it anew: ")[2].strip().replace("new.csv", str(tmp_path / "new.csv"))
+    exec(line)
+    assert main(["pairs", str(tmp_path / "new.csv")]) == 0
+
+
 @pytest.mark.parametrize(
     "words",
     [["--strategy", "best"], ["--keep-duplicates"], ["--balance", "--strategy", "ranked"], ["--margin", "x"]],

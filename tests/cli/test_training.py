@@ -144,10 +144,14 @@ def test_mistakes_end_with_one_line(tmp_path, capsys):
         "no preset 'dapoo'": [*small, "--preset", "dapoo"],
         "nothing is called 'mth'; did you mean 'math'?": [*small, "--reward", "mth"],
         "needs an adapter to train": [*small, "--no-lora", "--load-in-4bit"],
+        "--config: there is no file nope.yaml (looked for in": ["--config", "nope.yaml"],
+        "--lora-r must be at least 1, got 0": [*small, "--lora-r", "0"],
+        "--lora-r must be at least 1, got -4": [*small, "--lora-r", "-4"],
+        "--lora-dropout must be 0 or more and below 1, got 1": [*small, "--lora-dropout", "1"],
     }
     for message, words in usage.items():
         with pytest.raises(SystemExit) as stop:
-            main(["grpo", *words, *run])
+            main(["grpo", *run, *words])
         assert stop.value.code == 2, message
         error = capsys.readouterr().err
         assert message in error
@@ -157,7 +161,10 @@ def test_mistakes_end_with_one_line(tmp_path, capsys):
     words = ["--model", "tiny", "--dataset", str(tmp_path / "wrong.jsonl"), "--reward", "math"]
     assert main(["grpo", *words, *run]) == 1
     error = capsys.readouterr().err
-    assert "hf-rlx grpo: error: train_dataset has no column `prompt`; it has ['question']" in error
+    assert (
+        "hf-rlx grpo: error: train_dataset has no column `prompt`; it has ['question']. If `question` is the prompt: "
+        "--columns prompt=question\n" in error
+    )
     assert "Traceback" not in error
     assert not (tmp_path / "run").exists()
 
@@ -195,6 +202,26 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path, monkeypatc
     assert "then 8 answers of up to 8 tokens are sampled" in out
     assert "# rewards: 1 x number_whole" in out
     assert yaml.safe_load(out.split("# data")[0])["weight_decay"] == 0.0
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_every_dry_run_has_settings_data_tokens_and_the_estimate(name, tmp_path, monkeypatch, capsys):
+    """The settings as YAML, the counts, the first row as tokens, the memory; for methods that sample the rewards, and
+    that the base will be scored."""
+    monkeypatch.chdir(tmp_path)
+    assert main([name, "--config", str(CONFIGS / f"{name}.yaml"), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    settings = yaml.safe_load(out.split("# data")[0])
+    written = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8"))
+    assert settings["model"] == "tiny"
+    assert settings["learning_rate"] == float(written["learning_rate"])
+    assert re.search(r"^# data: .+, \d+ rows to train on, \d+ held out", out, re.M)
+    assert re.search(r"^first prompt, \d+ tokens.*:\n  <bos>\|", out, re.M)
+    assert re.search(r"^# memory: 0\.\d\d GiB at the peak .* fits in the", out, re.M)
+    samples = name in ("grpo", "ppo", "iterative-dpo")
+    assert ("# rewards: 1 x number_whole" in out) == samples
+    assert settings.get("eval_on_start", False) == (name in ("grpo", "ppo"))
+    assert list(tmp_path.iterdir()) == []
 
 
 DRY = ["--eval-dataset", str(CONFIGS / "data" / "sums_held_out.csv"), "--dry-run"]
@@ -331,3 +358,19 @@ def test_held_out_pairs_are_told_at_the_end(tmp_path, capsys, caplog):
     caplog.clear()
     assert main(words) == 0
     assert "has checkpoints of an earlier run (checkpoint-1); this run begins anew" in caplog.text
+
+
+def test_the_pipeline_example_runs(tmp_path, capsys):
+    """One step a stage: the folder has the roles and the figures."""
+    words = [
+        "pipeline",
+        "ppo",
+        "--config",
+        str(CONFIGS / "pipeline.yaml"),
+        "--output",
+        str(tmp_path / "run"),
+        "--quiet",
+    ]
+    assert main([*words, "--quiet", "--sft-steps", "1", "--reward-steps", "1", "--ppo-steps", "1"]) == 0
+    assert {"policy", "reward", "critic"} <= SharedModel.from_pretrained(tmp_path / "run").roles.keys()
+    assert "true reward" in capsys.readouterr().out

@@ -3,16 +3,26 @@
 | row | test here | and |
 |---|---|---|
 | missing column | test_a_missing_column | data/test_formats, data/test_pair_encoding, trainers/test_sft |
+| misspelt column, or none like it | test_a_column_in_other_letters, test_a_column_that_nothing_is_like | |
+| prompt under another name | test_a_prompt_under_another_name | |
+| prompt said twice | test_a_prompt_that_the_answers_repeat | |
+| no dataset, messages of other formats | test_what_is_no_dataset, test_messages_of_other_formats | data/test_formats |
+| no step, no room for a prompt | test_no_step_at_all, test_no_room_for_a_prompt | cli |
 | empty dataset | test_an_empty_dataset | data/test_formats |
 | fewer rows than one batch | test_fewer_rows_than_a_rollout, test_fewer_rows_than_a_step | faults/test_bad_input |
-| constant reward | test_a_constant_reward, test_rows_without_a_pair | trainers/test_alerts, faults/test_bad_input |
+| constant reward | test_a_constant_reward, test_rounds_of_a_constant_reward | trainers/test_alerts |
+| misspelt model | test_a_model_that_is_nowhere | |
+| model in memory without a name | test_a_model_in_memory_is_its_own_reference | trainers/test_dpo |
+| answers all the same | test_rows_without_a_pair, test_steps_without_a_label | |
 | all truncated | test_everything_truncated, test_all_rows_cut | trainers/test_alerts, faults/test_bad_input |
 | reward without **kwargs | test_a_reward_takes_what_it_names | faults/test_reward_faults |
 | reward of a column that is not there | test_a_reward_that_needs_what_no_column_has | rollout/test_scoring |
+| reward that is a class, or missing | test_a_reward_that_is_none | |
 | reward returning strings | test_a_reward_of_strings | faults/test_reward_faults, rollout/test_scoring |
 | reward raising | test_a_reward_that_raises | faults/test_reward_faults |
 | typo in a field | test_a_typo_in_a_field | trainers/test_config, cli |
 | removed names of TRL | test_removed_names | trainers/test_config, trainers/test_ppo_config |
+| names of older versions and scripts | test_names_of_older_versions_and_scripts | |
 | wrong LoRA targets | test_wrong_lora_targets | |
 | xet upload to a server without xet | test_pushing_is_asked_for_before_training | tests/hub |
 | several GPUs without a launcher | test_several_gpus | faults/test_bad_input |
@@ -47,14 +57,17 @@ from hf_rlx.rollout.reward_models import RewardError
 from hf_rlx.trainers.dpo import DPOConfig, DPOTrainer
 from hf_rlx.trainers.grpo import GRPOConfig, GRPOTrainer
 from hf_rlx.trainers.ipo import IPOConfig, IPOTrainer
+from hf_rlx.trainers.iterative_dpo import IterativeDPOConfig, IterativeDPOTrainer
 from hf_rlx.trainers.orpo import ORPOConfig, ORPOTrainer
 from hf_rlx.trainers.ppo import PPOTrainer
 from hf_rlx.trainers.ppo_config import PPOConfig
 from hf_rlx.trainers.preflight import PreflightError
+from hf_rlx.trainers.prm import PRMConfig, PRMTrainer
 from hf_rlx.trainers.removed_fields import REMOVED_FIELDS
 from hf_rlx.trainers.reward import RewardConfig, RewardTrainer
 from hf_rlx.trainers.sft import SFTConfig, SFTTrainer
 from hf_rlx.trainers.simpo import SimPOConfig, SimPOTrainer
+from tests.trainers.prm_tools import solutions
 from tests.trainers.reward_tools import pairs
 from tests.trainers.tools import ScriptedSampler, lora, rows, tiny_llama
 
@@ -67,16 +80,23 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "orpo": (ORPOConfig, ORPOTrainer),
     "reward": (RewardConfig, RewardTrainer),
     "sft": (SFTConfig, SFTTrainer),
+    "prm": (PRMConfig, PRMTrainer),
+    "iterative_dpo": (IterativeDPOConfig, IterativeDPOTrainer),
 }
-ONLINE, GIVEN = ("grpo", "ppo"), ("dpo", "ipo", "simpo", "orpo", "reward", "sft")
+ONLINE = ("grpo", "ppo", "iterative_dpo")
+GIVEN = ("dpo", "ipo", "simpo", "orpo", "reward", "sft", "prm")
+PAIRED = ("dpo", "ipo", "simpo", "orpo", "reward")
 EVERY = pytest.mark.parametrize("kind", CLASSES)
 SAMPLING = pytest.mark.parametrize("kind", ONLINE)
+ON_PAIRS = pytest.mark.parametrize("kind", PAIRED)
 ON_ROWS = pytest.mark.parametrize("kind", GIVEN)
 
 
 def config(kind: str, folder: Path | str, **fields: Any) -> Any:
     """A quiet configuration: one step of four rows, or of four prompts with four completions each, on the CPU."""
     online = {"per_device_train_batch_size": 16, "num_generations": 4, "max_completion_length": 6}
+    if kind == "iterative_dpo":
+        online |= {"per_device_train_batch_size": 4, "num_rounds": 1, "prompts_per_round": 4}
     given = {
         "per_device_train_batch_size": 4,
         **(online if kind in ONLINE else {}),
@@ -97,6 +117,8 @@ def data(kind: str, count: int = 16) -> Dataset:
     """Rows that the trainer takes."""
     if kind in ONLINE:
         return rows(count)
+    if kind == "prm":
+        return solutions(count)
     found = pairs(count)
     return found.rename_column("chosen", "completion") if kind == "sft" else found
 
@@ -134,6 +156,9 @@ def test_a_missing_column(tmp_path, kind):
             "train_dataset has no column `prompt`; it has ['question']. If `question` is the prompt: "
             'dataset = dataset.rename_column("question", "prompt")'
         )
+    elif kind == "prm":
+        data = Dataset.from_dict({"prompt": ["1+1="] * 8, "steps": [["2"]] * 8, "label": [[True]] * 8})
+        fix = "dataset.rename_columns({'steps': 'completions', 'label': 'labels'})"
     elif kind == "sft":
         data = Dataset.from_dict({"question": ["1+1="] * 8, "answer": ["2"] * 8})
         fix = "dataset.rename_columns({'answer': 'completion', 'question': 'prompt'})"
@@ -144,6 +169,83 @@ def test_a_missing_column(tmp_path, kind):
         make(kind, tmp_path, train_dataset=data)
     assert fix in str(caught.value)
     assert "rename_column" in str(caught.value)
+
+
+@EVERY
+@pytest.mark.parametrize("place", ["train_dataset", "eval_dataset"])
+def test_a_column_in_other_letters(tmp_path, kind, place):
+    """`Prompt`, `Chosen`, ...: each is renamed, in one line that can be pasted."""
+    right = data(kind)
+    renamed = right.rename_columns({name: name.title() for name in right.column_names})
+    with pytest.raises(ValueError, match=rf"^{place} has .*dataset = dataset\.rename_column") as caught:
+        make(kind, tmp_path, **{place: renamed})
+    for name in set(right.column_names) - {"number", *(["rejected"] if kind == "sft" else [])}:
+        assert repr(name) in str(caught.value).replace('"', "'")
+
+
+@EVERY
+def test_a_column_that_nothing_is_like(tmp_path, kind):
+    """The rename is told with a gap for the name."""
+    with pytest.raises(ValueError, match=r"\['foo'\].*dataset = dataset\.rename_column\("):
+        make(kind, tmp_path, train_dataset=Dataset.from_dict({"foo": ["1+1="] * 8}))
+
+
+@ON_PAIRS
+def test_a_prompt_under_another_name(tmp_path, kind):
+    """Pairs may hold their prompt in both answers; beside a question that they do not hold it was left out."""
+    asked = data(kind).rename_column("prompt", "question")
+    told = r'the answers do not hold `question`.*rename_column\("question", "prompt"\); if not: .*remove_columns'
+    with pytest.raises(ValueError, match=told):
+        make(kind, tmp_path, train_dataset=asked)
+    held = asked.map(lambda row: {name: row["question"] + row[name] for name in ("chosen", "rejected")})
+    make(kind, tmp_path, train_dataset=held)
+
+
+@ON_PAIRS
+def test_a_prompt_that_the_answers_repeat(tmp_path, kind):
+    """As UltraFeedback's: to write the text as a message would ask it twice."""
+    answer = [*said("1+1="), *said("2", "assistant")]
+    row = {"prompt": "1+1=", "chosen": answer, "rejected": answer}
+    with pytest.raises(ValueError, match=r'row 0 .*begin with it as messages.*remove_columns\("prompt"\)'):
+        make(kind, tmp_path, train_dataset=[row] * 8)
+    row = {"prompt": said("1+1="), "chosen": said("2"), "rejected": said("3")}
+    with pytest.raises(ValueError, match="row 0 has an answer that ends with a message of 'user'"):
+        make(kind, tmp_path, train_dataset=[row] * 8)
+
+
+@EVERY
+@pytest.mark.parametrize("place", ["train_dataset", "eval_dataset"])
+def test_what_is_no_dataset(tmp_path, kind, place):
+    """Each names the argument, what it got, and what to write."""
+    given = data(kind)
+    for value, told in (
+        (given.to_pandas(), "a table of another library; write datasets.Dataset.from_pandas"),
+        (given.to_iterable_dataset(), "a streaming dataset; load it whole"),
+        ("me/data", "load it first: datasets.load_dataset"),
+        (["1+1="] * 8, r'rows that are dictionaries.*got str; write \[\{"(prompt|text)": text\}'),
+    ):
+        if kind in (*PAIRED, "prm") and isinstance(value, list):
+            told = "rows that are dictionaries, got str"
+        with pytest.raises(ValueError, match=rf"^{place} (is|must have) .*{told}"):
+            make(kind, tmp_path, **{place: value})
+    with pytest.raises(ValueError, match=r'train_dataset is a dictionary of \[\'train\'\].*e\.g\. dataset\["train"\]'):
+        make(kind, tmp_path, train_dataset={"train": given})
+    with pytest.raises(ValueError, match=r"train_dataset is a dictionary of lists.*Dataset\.from_dict"):
+        make(kind, tmp_path, train_dataset={"prompt": ["1+1="] * 8})
+
+
+def said(text: str, role: str = "user") -> list[dict[str, str]]:
+    """A conversation of one message."""
+    return [{"role": role, "content": text}]
+
+
+@SAMPLING
+def test_messages_of_other_formats(tmp_path, kind):
+    shared = [{"from": "human", "value": "1+1="}]
+    with pytest.raises(ValueError, match=r"row 0 .*`from` and `value` are `role` and `content` here"):
+        make(kind, tmp_path, train_dataset=[{"prompt": shared}] * 8)
+    with pytest.raises(ValueError, match=r"row 0 has one message by itself, where a list"):
+        make(kind, tmp_path, train_dataset=[{"prompt": said("1+1=")[0]}] * 8)
 
 
 @EVERY
@@ -170,6 +272,10 @@ def test_all_problems_are_told_at_once(tmp_path, kind):
 @SAMPLING
 def test_fewer_rows_than_a_rollout(tmp_path, kind):
     """A rollout is 16 completions, four a prompt."""
+    if kind == "iterative_dpo":
+        with pytest.raises(ValueError, match="prompts_per_round is 4, but train_dataset has 3 prompts; lower it"):
+            make(kind, tmp_path, train_dataset=data(kind, 3))
+        return
     trainer = make(kind, tmp_path, train_dataset=data(kind, 3))
     with pytest.raises(ValueError, match="the dataset has 3 prompts but a rollout needs 4; add some, or lower"):
         trainer.train()
@@ -182,6 +288,7 @@ def test_fewer_rows_than_a_step(tmp_path, kind, caplog):
     trainer.train()
     assert trainer.state.global_step == 1
     assert "train_dataset has 3 rows, fewer than the 4 of one optimizer step" in caplog.text
+    assert "lower per_device_train_batch_size" in caplog.text
     with pytest.raises(ValueError, match="the dataset has 3 rows but an optimizer step needs 4; add some"):
         make(kind, tmp_path / "b", {"dataloader_drop_last": True}, train_dataset=data(kind, 3)).train()
 
@@ -194,6 +301,8 @@ def test_messages_without_a_template(tmp_path, kind):
     columns = {"prompt": [said] * 8}
     if kind == "sft":
         columns["completion"] = [answer] * 8
+    elif kind == "prm":
+        columns |= {"completions": [["2"]] * 8, "labels": [[True]] * 8}
     elif kind in GIVEN:
         columns |= {"chosen": [answer] * 8, "rejected": [other] * 8}
     tokenizer = load_tokenizer("tiny")
@@ -202,6 +311,34 @@ def test_messages_without_a_template(tmp_path, kind):
     with pytest.raises(ValueError, match=r"row 0.*chat.template"):
         trainer.train()
     assert trainer.state.global_step == 0
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    trainer = make(kind, tmp_path, train_dataset=Dataset.from_dict(columns), processing_class=tokenizer)
+    with pytest.raises(ValueError, match=r"row 0.*the chat template refuses these messages: roles must alternate"):
+        trainer.train()
+
+
+@EVERY
+def test_no_step_at_all(tmp_path, kind, caplog):
+    """TRL trains nothing, or with max_steps=0 one step, and reports success."""
+    with pytest.raises(ValueError, match=r"^max_steps=0: there would be no optimizer step; give at least 1"):
+        make(kind, tmp_path, {"max_steps": 0}).train()
+    if kind != "iterative_dpo":  # whose rounds say it at construction
+        with pytest.raises(ValueError, match=r"^num_train_epochs=0 and no max_steps: .*set one"):
+            make(kind, tmp_path, {"max_steps": -1, "num_train_epochs": 0}).train()
+    caplog.clear()
+    make(kind, tmp_path, {"learning_rate": 0.0}).train()
+    assert caplog.text.count("learning_rate=0: no weight will change") == 1
+
+
+@SAMPLING
+@pytest.mark.parametrize("limit", [64, 512])
+def test_no_room_for_a_prompt(tmp_path, kind, limit):
+    """Told before anything is sampled, with both numbers; the model's context is 64."""
+    trainer = make(kind, tmp_path, {"max_completion_length": limit})
+    told = f"^max_completion_length={limit} leaves no token for a prompt in the model's context of 64; lower it$"
+    with pytest.raises(ValueError, match=told):
+        trainer.train()
+    assert not trainer.sampler.calls
 
 
 # --- nothing to learn from -------------------------------------------------------------------------------------------
@@ -211,6 +348,12 @@ def constant(completions, **_):
     return [0.5] * len(completions)
 
 
+def test_rounds_of_a_constant_reward(tmp_path):
+    """Equal scores make no pair, so the first round says it."""
+    with pytest.raises(ValueError, match=r"round 0 has no pair: .*all scores equal: 4.*log_completions=True"):
+        make("iterative_dpo", tmp_path, reward_funcs=constant).train()
+
+
 @pytest.mark.parametrize(("kind", "generations"), [("grpo", 4), ("ppo", 4), ("ppo", 1)])
 def test_a_constant_reward(tmp_path, kind, generations, caplog):
     """At the second log, once. With one completion a prompt it is all prompts that are compared."""
@@ -218,6 +361,7 @@ def test_a_constant_reward(tmp_path, kind, generations, caplog):
     make(kind, tmp_path, fields, reward_funcs=constant, train_dataset=data(kind, 64)).train()
     assert caplog.text.count("step 2: constant reward") == 1
     assert "(mean 0.5)" in caplog.text
+    assert "at what constant says of them" in caplog.text
     assert "log_completions=True" in caplog.text
 
 
@@ -226,7 +370,13 @@ def test_single_completions_with_different_rewards_are_no_constant_reward(tmp_pa
     assert "constant reward" not in caplog.text
 
 
-@pytest.mark.parametrize("kind", [kind for kind in GIVEN if kind != "sft"])
+def test_steps_without_a_label(tmp_path, caplog):
+    unknown = data("prm").map(lambda row: {"labels": [None] * len(row["labels"])})
+    make("prm", tmp_path, train_dataset=unknown).train()
+    assert caplog.text.count("none of the 16 rows looked at teaches anything") == 1
+
+
+@ON_PAIRS
 def test_rows_without_a_pair(tmp_path, kind, caplog):
     """The constant reward of given answers: chosen and rejected are the same everywhere."""
     same = Dataset.from_dict({"prompt": [f"{i}+1=" for i in range(8)], "chosen": ["2"] * 8, "rejected": ["2"] * 8})
@@ -237,7 +387,7 @@ def test_rows_without_a_pair(tmp_path, kind, caplog):
     assert "teaches" not in caplog.text
 
 
-@SAMPLING
+@pytest.mark.parametrize("kind", ["grpo", "ppo"])
 def test_everything_truncated(tmp_path, kind, caplog):
     trainer = make(kind, tmp_path, {"max_steps": 2})
     generate = trainer.sampler.generate
@@ -314,6 +464,21 @@ def test_step_rewards_and_lists_of_rows(tmp_path):
 
 
 @SAMPLING
+def test_a_reward_that_is_none(tmp_path, kind):
+    """A class is not an object of it; a missing one is told."""
+
+    class Length:
+        def __call__(self, completions, **_):
+            return [float(len(text)) for text in completions]
+
+    with pytest.raises(RewardError, match=r"'Length' is a class; pass an instance: Length\(\.\.\.\)"):
+        make(kind, tmp_path, model="nobody/nothing", reward_funcs=[Length])
+    make(kind, tmp_path, reward_funcs=Length())
+    with pytest.raises(ValueError, match="reward_funcs is missing: a function"):
+        make(kind, tmp_path, reward_funcs=None)
+
+
+@SAMPLING
 def test_a_reward_of_strings(tmp_path, kind):
     def odd(completions, **_):
         return ["1.0"] * len(completions)
@@ -359,7 +524,7 @@ def test_a_typo_in_a_field(tmp_path, kind):
 @pytest.mark.parametrize(
     ("name", "online", "given"),
     [
-        ("max_prompt_length", "filter long prompts out", r"max_length \(prompt and answer together"),
+        ("max_prompt_length", r"dataset\.filter\(", r"max_length \(prompt and answer together"),
         ("max_new_tokens", "max_completion_length", "max_length"),
         ("max_seq_length", "max_completion_length", "max_length"),
         ("evaluation_strategy", "eval_strategy", "eval_strategy"),
@@ -375,9 +540,44 @@ def test_removed_names(tmp_path, kind, name, online, given):
     if name in fields:
         pytest.skip("a field of this configuration")
     short = name == "max_new_tokens" and "max_completion_length" in fields
-    instead = online if kind in ONLINE or short else given
+    instead = online if kind in ("grpo", "ppo") or short else given
+    if kind == "iterative_dpo" and name.startswith("vllm_"):
+        instead = "nothing: this trainer samples with the built-in engine"
     with pytest.raises(TypeError, match=f"has no field `{name}` any more; use {instead}"):
         config(kind, tmp_path, **{name: 1})
+
+
+OLD_NAMES = {
+    "model_name_or_path": "the argument model of the trainer",
+    "query_dataset": "the argument train_dataset of the trainer",
+    "use_peft": "the argument peft_config of the trainer",
+    "load_in_4bit": "the argument quantization_config of the trainer",
+    "lr": "learning_rate",
+    "epochs": "num_train_epochs",
+    "steps": "max_steps",
+    "train_batch_size": "per_device_train_batch_size",
+    "log_with": "report_to",
+    "tracker_project_name": "project",
+    "torchdynamo": "torch_compile_backend",
+}
+
+
+@EVERY
+def test_names_of_older_versions_and_scripts(tmp_path, kind):
+    """Nearest names would mislead: `reward_model` is near to `sync_ref_model`, `stop_token` to `top_k`."""
+    fields = {f.name for f in dataclasses.fields(CLASSES[kind][0])}
+    sampled = "the argument reward_funcs of the trainer" if kind in ONLINE else "nothing: this trainer has no reward"
+    pulled = "beta" if "beta" in fields else "nothing: this trainer holds nothing near a reference"
+    expected = {**OLD_NAMES, "reward_model": sampled, "judge": sampled}
+    if kind != "ppo":  # which understands it
+        expected |= {"init_kl_coef": pulled, "ppo_epochs": "num_iterations" if kind == "grpo" else "num_train_epochs"}
+    if kind not in ONLINE:
+        expected |= dict.fromkeys(("temperature", "use_vllm", "vllm_mode"), "nothing: this trainer samples nothing")
+    for name, instead in expected.items():
+        with pytest.raises(TypeError, match=rf"has no field `{name}`( any more)?; use {instead}"):
+            config(kind, tmp_path, **{name: 1})
+    with pytest.raises(TypeError, match=r"has no field `sft_modle`$"):
+        config(kind, tmp_path, sft_modle=1)
 
 
 @EVERY
@@ -411,6 +611,37 @@ def test_arguments_under_other_names(tmp_path, kind):
         cls(**given, max_steps=3)
     with pytest.raises(TypeError, match=r"'train_datset'; did you mean `train_dataset`\?"):
         cls(**given, train_datset=data(kind))
+    with pytest.raises(TypeError, match=r"'dataset_text_field'; use dataset\.rename_column\(\.\.\., \"text\"\)"):
+        cls(**given, dataset_text_field="text")
+    with pytest.raises(TypeError, match=r"'formatting_func'; dataset = dataset\.map\(\.\.\.\)"):
+        cls(**given, formatting_func=str)
+
+
+@SAMPLING
+def test_numbers_of_another_kind(tmp_path, kind):
+    """YAML and JSON may write 6 as 6.0; one weight by itself is no list."""
+    assert repr(config(kind, tmp_path, max_completion_length=6.0).max_completion_length) == "6"
+    with pytest.raises(ValueError, match=r"^reward_weights must be a list of finite numbers, got 1\.0$"):
+        config(kind, tmp_path, reward_weights=1.0)
+
+
+@EVERY
+def test_a_model_that_is_nowhere(tmp_path, kind):
+    """The library's message has the Hub's address and not the name."""
+    with pytest.raises(OSError, match="'nobody/nothing'"):
+        make(kind, tmp_path, model="nobody/nothing")
+    with pytest.raises(OSError, match=r"no model 'tinny'; did you mean 'tiny'\?"):
+        make(kind, tmp_path, model="tinny")
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo", "iterative_dpo", "dpo", "ipo"])
+@pytest.mark.parametrize("adapter", [lora(), None])
+def test_a_model_in_memory_is_its_own_reference(tmp_path, kind, adapter):
+    """It has no name to load a reference by: the adapter is switched off, or the model is copied."""
+    trainer = make(kind, tmp_path, peft_config=adapter)
+    assert not trainer.shared.config.name_or_path
+    trainer.train()
+    assert trainer.state.global_step == 1
 
 
 def test_a_trainer_of_ones_own_may_take_anything(tmp_path):

@@ -13,7 +13,7 @@ from hf_rlx.models.shared import SharedModel
 from hf_rlx.trainers.zero import check_zero
 from tests.invariants.ranks import ends_of_logs, run_both
 from tests.invariants.two_processes_zero import CASES, ppo_steps, train, two_trainers_of_one_model
-from tests.trainers.tools import lora, tiny_llama
+from tests.trainers.tools import config, lora, tiny_llama
 
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
 
@@ -149,6 +149,12 @@ def test_what_is_not_carried_is_refused_by_name(settings, text):
     plugin = SimpleNamespace(deepspeed_config=settings)
     with pytest.raises(ValueError, match=text):
         check_zero(SimpleNamespace(deepspeed_plugin=plugin, hf_deepspeed_config=found, **given), shared)
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setattr("hf_rlx.trainers.config.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r'pip install "hf_rlx\[deepspeed\]"'):
+        config(tmp_path, deepspeed={"zero_optimization": {"stage": 2}})
 
 
 def test_without_deepspeed_nothing_is_checked():
