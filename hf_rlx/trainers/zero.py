@@ -130,16 +130,29 @@ def step(trainer: BaseTrainer) -> float | None:
     """
     engine: Any = trainer.model_wrapped
     if trainer.idle:
+        norm = _norm(engine)
         _forget_gradients(engine)
-        return 0.0
+        return norm
     engine.step()
     trainer.gradient_guard.note(trainer, bool(engine.optimizer.overflow), "the gradient is not finite")
     norm = engine.get_global_grad_norm()
     return float(norm) if norm is not None else None
 
 
+def _norm(engine: Any) -> float:
+    """Of the gradients so far, over all processes, as the engine's own step would find it."""
+    if not engine._unmanaged_backward_count:
+        return 0.0
+    if engine.zero_optimization_partition_gradients():
+        engine.optimizer.finalize_gradient_accumulation_boundary()
+    else:
+        engine.allreduce_gradients()
+    return float(engine.optimizer.scaled_global_norm())
+
+
 def _forget_gradients(engine: Any) -> None:
     """What the engine does with gradients that overflow."""
+    engine._unmanaged_backward_count = 0
     engine.optimizer.overflow = False
     engine.optimizer.zero_grad(set_to_none=True)
     for kept in (engine.optimizer.averaged_gradients, engine.optimizer.all_grad_tensors):

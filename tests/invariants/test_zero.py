@@ -4,6 +4,7 @@ name. The runs need DeepSpeed (the extra `deepspeed`) and a C++ compiler, with w
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -90,7 +91,14 @@ def test_resume_is_exact_and_a_trainer_trains_once(both, folder, case):
 
 
 @needs_deepspeed
-@pytest.mark.parametrize(("case", "alone"), [("ppo", ppo_steps), ("two trainers", two_trainers_of_one_model)])
+@pytest.mark.parametrize(
+    ("case", "alone"),
+    [
+        ("ppo", ppo_steps),
+        ("ppo, early stop", partial(ppo_steps, target_kl=1e-7)),
+        ("two trainers", two_trainers_of_one_model),
+    ],
+)
 def test_other_trainers_step_as_one_process(both, tmp_path, case, alone):
     """PPO with its critic as a head; a reward role and then DPO, each with an engine of its own on one model."""
     one = alone(tmp_path, 1)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hf_rlx.rollout.generate import Generator
-from tests.invariants.two_processes_fsdp import flat, flat_on_rank_zero
+from tests.invariants.two_processes_fsdp import SYNC, flat, flat_on_rank_zero
 from tests.tiny import causal_lm
 from tests.trainers.pair_tools import config as pair_config
 from tests.trainers.pair_tools import trainer as pair_trainer
@@ -39,6 +39,9 @@ CASES: dict[str, dict[str, Any]] = {
     "lora, one rank flat": {"beta": 0.3},
     "lora, all flat": {"optim": "adamw_torch"},
     "full, experts": {"max_tokens_per_forward": 20, "beta": 0.3},
+    "lora, reference moves": {"beta": 0.3, "max_steps": 2, **SYNC},
+    "full, reference moves": {"beta": 0.3, "max_steps": 2, **SYNC},
+    "full, padded": {"packing": False, "max_tokens_per_forward": 30, "kl_in_reward": True, "beta": 0.3},
 }
 
 
@@ -74,9 +77,9 @@ def train(case: str, folder: Path, processes: int, **fields: Any) -> dict[str, A
     }
 
 
-def ppo_steps(folder: Path, processes: int) -> dict[str, Any]:
+def ppo_steps(folder: Path, processes: int, **fields: Any) -> dict[str, Any]:
     """Two windows of two passes with the critic as a head."""
-    fields: dict[str, Any] = {"deepspeed": stage(2)} if processes > 1 else {}
+    fields |= {"deepspeed": stage(2)} if processes > 1 else {}
     args = ppo_config(
         folder,
         per_device_train_batch_size=16 // processes,
@@ -175,6 +178,7 @@ def main(folder: Path) -> None:
     for case in ("lora", "full"):
         results[f"resumed {case}"] = save_and_resume(case, folder)
     results["ppo"] = ppo_steps(folder, 2)
+    results["ppo, early stop"] = ppo_steps(folder, 2, target_kl=1e-7)
     results["two trainers"] = two_trainers_of_one_model(folder, 2)
     results["half"] = half(folder)
     results["not finite"] = not_finite(folder)
