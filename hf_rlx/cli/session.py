@@ -286,4 +286,5 @@ def _tell_how_to_resume(trainer: BaseTrainer, name: str, line: str) -> None:
     elif trainer.args.save_only_model:
         print(f"hf-rlx {name}: stopped; the newest weights are in {saved}", file=sys.stderr)
     else:
-        print(f"hf-rlx {name}: stopped; saved {saved}. Go on with:\n  {line}", file=sys.stderr)
+        launcher = ", under the launcher that started it" if trainer.accelerator.num_processes > 1 else ""
+        print(f"hf-rlx {name}: stopped; saved {saved}. Go on with{launcher}:\n  {line}", file=sys.stderr)

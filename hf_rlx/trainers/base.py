@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,6 @@ from transformers.trainer_utils import TrainOutput
 from hf_rlx.cards.files import replace_file
 from hf_rlx.models import critic, storage
 from hf_rlx.models.dropout import disable_dropout
-from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.models.packing import split_by_tokens
 from hf_rlx.models.plan import ForwardPlan
 from hf_rlx.models.roles import POLICY
@@ -30,6 +28,7 @@ from hf_rlx.trainers import checkpointing, model_card, push, zero
 from hf_rlx.trainers.checks import check_arguments, check_trainable, name_arguments
 from hf_rlx.trainers.config import BaseConfig
 from hf_rlx.trainers.fsdp import check_fsdp, fsdp_on, place
+from hf_rlx.trainers.given import as_shared_model, tokenizer_of
 from hf_rlx.trainers.health import GradientGuard, check_weights
 from hf_rlx.trainers.keeper import RunKeeper
 from hf_rlx.trainers.memory import ForwardLimit
@@ -40,40 +39,6 @@ from hf_rlx.trainers.settings import ARGS_FILE, public_args
 from hf_rlx.types import Group
 
 logger = logging.getLogger(__name__)
-
-
-def as_shared_model(
-    model: str | PreTrainedModel | PeftModel | SharedModel,
-    args: BaseConfig,
-    quantization_config: Any = None,
-    peft_config: PeftConfig | None = None,
-) -> SharedModel:
-    """Whatever the user passed as `model`, as a `SharedModel`.
-
-    Raises:
-        ValueError: arguments that contradict each other; the message names the one to drop.
-    """
-    if isinstance(model, str | os.PathLike):
-        kwargs: dict[str, Any] = {"trust_remote_code": True} if args.trust_remote_code else {}
-        if peft_config is not None and args.device.type == "cuda" and (args.bf16 or args.fp16):
-            # A frozen base needs no float32 master copy; rollouts read half the bytes. Adapters stay float32.
-            kwargs["dtype"] = torch.bfloat16 if args.bf16 else torch.float16
-        return SharedModel.from_pretrained(
-            Path(model) if isinstance(model, os.PathLike) else model,
-            peft_config=peft_config,
-            quantization_config=quantization_config,
-            packing=args.packing,
-            **{**kwargs, **(args.model_init_kwargs or {})},
-        )
-    if quantization_config is not None:
-        raise ValueError("quantization_config works with a model name; a model in memory has been loaded")
-    if args.model_init_kwargs:
-        raise ValueError("model_init_kwargs works with a model name; a model in memory has been made already")
-    if isinstance(model, SharedModel):
-        if peft_config is not None:
-            raise ValueError("both a SharedModel and a peft_config were given; drop peft_config")
-        return model
-    return SharedModel.build(model, peft_config, packing=args.packing)
 
 
 class BaseTrainer(Trainer):
@@ -118,7 +83,7 @@ class BaseTrainer(Trainer):
         torch.manual_seed(args.seed)
         shared = as_shared_model(model, args, quantization_config, peft_config)
         if processing_class is None:
-            processing_class = _tokenizer_of(model, shared)
+            processing_class = tokenizer_of(model, shared)
         if args.disable_dropout:
             disable_dropout(shared)
         critic.put_aside(shared)  # an earlier trainer's; who wants one says so
@@ -403,13 +368,4 @@ def _rows(features: Any) -> Any:
     return features
 
 
-def _tokenizer_of(model: Any, shared: SharedModel) -> PreTrainedTokenizerBase:
-    if shared.folder is not None and (shared.folder / "tokenizer_config.json").is_file():
-        return load_tokenizer(str(shared.folder))  # saved or pushed with the model
-    name = str(model) if isinstance(model, str | os.PathLike) else shared.config.name_or_path
-    if not name:
-        raise ValueError("the model was made in memory: no name to find its tokenizer by; pass processing_class=")
-    return load_tokenizer(name)
-
-
-__all__ = ["BaseTrainer", "as_shared_model", "pad_columns"]
+__all__ = ["BaseTrainer", "pad_columns"]

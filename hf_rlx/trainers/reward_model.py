@@ -27,8 +27,8 @@ from transformers import PreTrainedModel
 from hf_rlx.models import classifier, storage
 from hf_rlx.models.roles import POLICY, REWARD, STEP_REWARD
 from hf_rlx.models.shared import SharedModel
-from hf_rlx.trainers.base import as_shared_model
 from hf_rlx.trainers.config import BaseConfig
+from hf_rlx.trainers.given import as_shared_model
 
 logger = logging.getLogger(__name__)
 
