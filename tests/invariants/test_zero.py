@@ -111,6 +111,8 @@ def test_other_trainers_step_as_one_process(both, tmp_path, case, alone):
 def test_bfloat16_computes_in_it_and_keeps_float32_weights(both):
     """Nothing is learned in the first step but by the reward: the KL to the same weights is 0 to the bit."""
     first, second = both[0]["half"]["log"][:2]
+    norm, whole = first["grad_norm"], both[0]["float"]["log"][0]["grad_norm"]
+    assert 1e-5 < abs(norm / whole - 1) < 0.1  # 8 bits of mantissa
     assert both[0]["half"]["types"] == {torch.float32}
     assert first["kl"] == 0 < second["kl"]
     assert first["sampling/sampling_logp_difference/mean"] < 0.05

@@ -126,9 +126,9 @@ def save_and_resume(case: str, folder: Path) -> dict[str, Any]:
     return result
 
 
-def half(folder: Path) -> dict[str, Any]:
-    """bfloat16, with a reference that the policy has not left yet, and the built-in generator."""
-    trainer = trainer_of("full", folder, 2, max_steps=2, bf16=True, drift=0.0)
+def half(folder: Path, bf16: bool) -> dict[str, Any]:
+    """bfloat16 or float32, with a reference that the policy has not left yet, and the built-in generator."""
+    trainer = trainer_of("full", folder, 2, max_steps=2, bf16=bf16, drift=0.0)
     trainer.sampler = Generator(trainer.shared, trainer.tokenizer, 64)
     trainer.train()
     return {
@@ -180,7 +180,7 @@ def main(folder: Path) -> None:
     results["ppo"] = ppo_steps(folder, 2)
     results["ppo, early stop"] = ppo_steps(folder, 2, target_kl=1e-7)
     results["two trainers"] = two_trainers_of_one_model(folder, 2)
-    results["half"] = half(folder)
+    results["half"], results["float"] = half(folder, True), half(folder, False)
     results["not finite"] = not_finite(folder)
     results["refused"] = refused(folder)
     rank = torch.distributed.get_rank()
