@@ -233,7 +233,7 @@ class RunFacts:
             found["abstained"] = {name: (none, n) for name, (none, n) in found.get("abstained", {}).items()}
             found["course"] = [Course(**entry) for entry in found.get("course", [])]
             return cls(**{"method": "", **found})
-        except (TypeError, AttributeError, json.JSONDecodeError) as error:
+        except (TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{path} is damaged ({error}); save the model again") from error
 
 

@@ -99,7 +99,10 @@ def read_rows_of(path: Path) -> Any:
     from hf_rlx.data.pair_files import read_rows
 
     suffix = path.suffix.lower()
-    rows = _table(path, _delimiter(path, suffix)) if suffix in _TABLES else read_rows(path)
+    try:
+        rows = _table(path, _delimiter(path, suffix)) if suffix in _TABLES else read_rows(path)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text ({error}); save it as such (spreadsheets: CSV UTF-8)") from None
     if not rows:
         raise ValueError(f"{path} has no rows")
     # A table has the columns of its first row: one that only later rows have would be lost.
@@ -260,8 +263,11 @@ def check_delimiter(path: Path) -> None:
     """
     if path.suffix.lower() != ".csv" or not path.is_file() or (found := _delimiter(path, ".csv")) == ",":
         return
-    rewrite = f"import pandas; pandas.read_csv({str(path)!r}, sep={found!r}, dtype=str).to_csv('new.csv', index=False)"
-    raise ValueError(f"{path} has {found!r} between its cells, not commas; write it anew: {rewrite}")
+    read = f"pandas.read_csv({str(path)!r}, sep={found!r}, dtype=str, keep_default_na=False)"
+    raise ValueError(
+        f"{path} has {found!r} between its cells, not commas; write it anew: import pandas; "
+        f"{read}.to_csv('new.csv', index=False)"
+    )
 
 
 def _table(path: Path, delimiter: str) -> list[dict[str, Any]]:

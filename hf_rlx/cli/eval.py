@@ -85,9 +85,10 @@ def run(args: argparse.Namespace) -> int:
     for name in ("limit", "max_completion_length", "batch_size"):
         if options[name] is not None and options[name] < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {options[name]}")
+    from hf_rlx.trainers.progress import in_words
+
     metrics = evaluate(options, None if args.config is None else Path(args.config).parent)
-    temperature = options["temperature"]
-    print(summary(metrics, f"sampled at temperature {temperature:g}" if temperature else "greedy answers"))
+    print(summary(metrics, in_words(options["temperature"])))
     if options["output"] is not None:
         facts = {name: options[name] for name in ("model", "dataset", "eval_fraction", "temperature", "seed")}
         facts["split"] = _split(options)

@@ -92,12 +92,14 @@ def _no_policy(role: str, folder: str) -> str:
 
 
 def _was_trained(folder: Path) -> bool:
-    """Whether the adapter changes anything: LoRA's B begins at zero. True for adapters of other kinds."""
+    """Whether the adapter changes anything: LoRA's B begins at zero. True where it has more than LoRA's matrices."""
     from safetensors import safe_open
 
     path = folder / "adapter_model.safetensors"
     if not path.is_file():
         return True
     with safe_open(path, framework="pt") as weights:
-        names = [name for name in weights.keys() if "lora_B" in name]  # noqa: SIM118 - no mapping
-        return not names or any(bool(weights.get_tensor(name).any()) for name in names)
+        names = list(weights.keys())
+        if not all("lora_A" in name or "lora_B" in name for name in names):
+            return True
+        return any(bool(weights.get_tensor(name).any()) for name in names if "lora_B" in name)

@@ -58,7 +58,9 @@ def check_dataset(name: str, known: str) -> None:
     import datasets
 
     cache = Path(datasets.config.HF_DATASETS_CACHE)
-    if Path(name).exists() or (cache / name.replace("/", "___")).is_dir():
+    *owner, last = name.split("/")
+    folder = "___".join([*owner, datasets.naming.camelcase_to_snakecase(last)])  # as the cache spells it
+    if Path(name).exists() or (cache / folder).is_dir():
         return
     _check_id(name, known)
     _look_up(name, "dataset", str(cache), None, None, known)

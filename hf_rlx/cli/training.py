@@ -167,7 +167,7 @@ def messages(fields: Collection[str]) -> Iterator[None]:
         fields: see `in_flags`.
 
     Raises:
-        ValueError, OSError: those of the block, where their message changes as new ones.
+        ValueError: that of the block, as a new one where its message changes.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))

@@ -46,7 +46,7 @@ def _flag(found: re.Match[str], fields: Collection[str]) -> str:
     option = name.replace("_", "-")
     if value in ("True", "False"):
         return f"--{option}" if value == "True" else f"--no-{option}"
-    return f"--{option} {'none' if value == 'None' else value.strip(_QUOTES)}"
+    return f"--{option} {'none' if value == 'None' else shlex.quote(value.strip(_QUOTES))}"
 
 
 def _columns(found: re.Match[str]) -> str:

@@ -100,7 +100,8 @@ def check_container(dataset: Any, name: str) -> None:
             f"{name} is the text {dataset!r}; load it first: datasets.load_dataset({dataset!r}, split=...)"
         )
     if type(dataset).__name__ == "DataFrame":
-        raise ValueError(f"{name} is a table of another library; write datasets.Dataset.from_pandas(...)")
+        library = type(dataset).__module__.partition(".")[0]
+        raise ValueError(f"{name} is a table of {library}; write datasets.Dataset.from_{library}(...)")
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise ValueError(f"{name} is a streaming dataset; load it whole, or take its first rows into a Dataset")
     if len(dataset) == 0:

@@ -73,7 +73,7 @@ def _check_hidden_prompt(row: dict[str, Any], columns: list[str], name: str) -> 
     """Refuse a prompt under another name that the answers do not hold: it would silently be left out."""
     likely = None if "prompt" in columns else next(iter(renames(columns, ("prompt",), _ALIASES)), None)
     answers = row.get("responses") or [row.get("chosen"), row.get("rejected")]
-    if likely is None or "chosen_ids" in row or not isinstance(answers, list | tuple):
+    if likely is None or row[likely] is None or "chosen_ids" in row or not isinstance(answers, list | tuple):
         return
     text = str(row[likely]).strip()
     apart = [a for a in answers if (isinstance(a, list) and len(a) == 1) or (isinstance(a, str) and text not in a)]

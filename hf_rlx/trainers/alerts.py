@@ -120,7 +120,7 @@ _PROMPTS = (8, 32)  # prompts that differ: that an alert of one text needs, that
 _SAME_TEXT = 0.95
 _COLLAPSE = (
     "%.0f %% of the completions to the last %d prompts are the same text, %r: the policy has collapsed, and what is "
-    "rewarded is no answer. Go back to an earlier checkpoint; raise beta (or set kl_target) or lower "
+    "rewarded is no answer. Go back to an earlier checkpoint; raise beta or lower "
     "learning_rate, and look at what the reward function says of this text%s"
 )
 
@@ -132,6 +132,13 @@ class Alerts(TrainerCallback):
     """
 
     def __init__(self) -> None:
+        self._names: list[str] = []  # of the reward functions
+        self._weights: list[float] = []  # theirs, where they are given
+        self._abstained_everywhere: dict[str, list[int]] = {}  # of all processes, from the end of the training on
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: what an earlier run was like says nothing of this one."""
         self.told: list[str] = []
         self._in_a_row: dict[str, int] = {}
         self._last: dict[str, float] = {}  # of rules that look for a rise
@@ -139,10 +146,7 @@ class Alerts(TrainerCallback):
         self._alike: bool | None = None  # rollouts since the last log; None where a group can be compared within
         self._explained = False  # a rollout since the last log was told of for its own reason
         self._hacking = HackingWatch()
-        self._names: list[str] = []  # of the reward functions
-        self._weights: list[float] = []  # theirs, where they are given
         self._abstained: dict[str, list[int]] = {}  # name -> completions without a score, and of how many; here
-        self._abstained_everywhere: dict[str, list[int]] = {}  # of all processes, from the end of the training on
 
     @property
     def abstained(self) -> dict[str, tuple[int, int]]:
@@ -221,7 +225,7 @@ class Alerts(TrainerCallback):
         self._weights = list(getattr(args, "reward_weights", None) or [])
         self._abstained_everywhere = {}
         if not state.global_step:
-            self._abstained = {}
+            self.forget()
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Called by the Trainer on every process: say how many completions each reward function left unscored."""

@@ -82,6 +82,8 @@ class BaseTrainer(Trainer):
         # The seed comes before the adapter's random initialisation (trl#6688).
         torch.manual_seed(args.seed)
         shared = as_shared_model(model, args, quantization_config, peft_config)
+        for name in ("forward", "_original_forward"):  # an earlier trainer's autocast; this one has its own precision
+            shared.__dict__.pop(name, None)
         if processing_class is None:
             processing_class = tokenizer_of(model, shared)
         if args.disable_dropout:

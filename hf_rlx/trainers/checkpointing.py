@@ -211,7 +211,13 @@ def finished(trainer: BaseTrainer, folder: Path) -> bool:
         return False
     trainer._load_from_checkpoint(str(folder))
     trainer.state = state
-    trainer.keeper.seconds_before = position_of(trainer, folder).get("seconds", 0.0)
+    position = position_of(trainer, folder)
+    trainer.keeper.seconds_before = position.get("seconds", 0.0)
+    for name in ("alerts", "watch", "scorer"):  # what the card tells, and what an evaluation scores with
+        if hasattr(getattr(trainer, name, None), "load_state_dict") and name in position:
+            getattr(trainer, name).load_state_dict(position[name])
+    if hasattr(trainer, "alerts"):
+        trainer.alerts.on_train_end(trainer.args, trainer.state, trainer.control)  # adds up over the processes
     if trainer.args.load_best_model_at_end:
         trainer._load_best_model()
     logger.warning("%s has done %d of %d steps: nothing is left to train", folder, state.global_step, steps)

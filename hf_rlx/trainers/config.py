@@ -94,7 +94,7 @@ class BaseConfig(TrainingArguments):
     bf16: bool | None = described(None, "bfloat16 autocast; None: if the device has it.", **_BARE)  # type: ignore[assignment]
     fp16: bool | None = described(None, "float16 autocast; None: without bfloat16.", **_BARE)  # type: ignore[assignment]
     # Typed as text there, for the options of FSDP1.
-    fsdp: bool = described(False, "FSDP2 over the processes of a launcher.")  # type: ignore[assignment]
+    fsdp: bool | None = described(None, "FSDP2 over the processes of a launcher.", **_BARE)  # type: ignore[assignment]
     gradient_checkpointing: bool | None = described(
         None, "Recompute activations in the backward; None: on GPUs only, where memory is short.", **_BARE
     )

@@ -15,6 +15,7 @@ from hf_rlx.rollout.collect import Collected, collect, is_collective, mark_weigh
 from hf_rlx.trainers.metrics import MetricStore, gathered
 from hf_rlx.trainers.observe import record_lengths, record_rewards
 from hf_rlx.trainers.processes import together
+from hf_rlx.trainers.progress import eval_temperature
 
 if TYPE_CHECKING:
     from hf_rlx.trainers.online import OnlineTrainer
@@ -70,9 +71,7 @@ def _collect_share(trainer: OnlineTrainer, dataset: Any) -> list[Collected]:
     """
     args = trainer.args
     per_prompt = args.num_generations_eval or 1
-    temperature = args.eval_temperature
-    if temperature is None:
-        temperature = 0.0 if per_prompt == 1 else args.temperature
+    temperature = eval_temperature(args)
     indices = range(args.process_index, len(dataset), args.world_size)
     batch = max(1, args.max_rollout_rows // per_prompt)
     collected = []

@@ -201,7 +201,8 @@ class RunKeeper(TrainerCallback):
         if not trainer.args.should_save:
             return
         if self.last_saved is None:
-            logger.warning("%s; this run has saved no checkpoint", told)
+            if step or isinstance(error, TrainingInterrupted):  # else nothing is lost, and the error says it all
+                logger.warning("%s; this run has saved no checkpoint", told)
         elif trainer.args.save_only_model:
             logger.warning("%s; the newest weights are in %s (save_only_model: no resuming)", told, self.last_saved)
         else:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError
 from tqdm.auto import tqdm
 
@@ -34,6 +34,7 @@ from hf_rlx.cards.folder import SHOWN, licence_of
 from hf_rlx.hub import one_line, unreachable
 from hf_rlx.models.roles import POLICY
 from hf_rlx.trainers.checkpointing import fingerprint
+from hf_rlx.trainers.progress import eval_temperature
 from hf_rlx.trainers.settings import public_args, secrets_of
 from hf_rlx.verifiers.format import JsonVerifier, RegexVerifier, TagVerifier
 from hf_rlx.verifiers.numbers import NumberVerifier
@@ -329,9 +330,13 @@ def _card_of(base: str, revision: str | None) -> Path | None:
     """A base's own card, from the Hub's cache or else from the Hub, which is asked once; None where it has none or is
     out of reach."""
     cached = try_to_load_from_cache(base, "README.md", revision=revision)
-    if isinstance(cached, str):
-        return Path(cached)
+    if cached is not None:  # a path, or the note that it has none
+        return Path(cached) if isinstance(cached, str) else None
+    if constants.HF_HUB_OFFLINE:
+        return None
     try:
+        # Asked for by name first: where nobody answers, the download itself would try for minutes.
+        get_hf_file_metadata(hf_hub_url(base, "README.md", revision=revision), timeout=_SECONDS)
         found = hf_hub_download(base, "README.md", revision=revision, etag_timeout=_SECONDS, tqdm_class=_Silent)
     except Exception as error:
         if not isinstance(error, OSError | EntryNotFoundError) and not unreachable(error):
@@ -369,10 +374,7 @@ def _decoding(trainer: BaseTrainer) -> str | None:
     args: Any = trainer.args
     if not hasattr(args, "eval_temperature"):
         return None
-    answers = args.num_generations_eval or 1
-    temperature = args.eval_temperature
-    if temperature is None:
-        temperature = 0.0 if answers == 1 else args.temperature
+    answers, temperature = args.num_generations_eval or 1, eval_temperature(args)
     if temperature == 0:
         return "greedy"
     return f"{answers} sample{'s' * (answers > 1)} a prompt at temperature {temperature:g}"

@@ -47,7 +47,7 @@ class PreferenceConfig(BaseConfig):
         if self.auto_find_batch_size:
             raise ValueError("auto_find_batch_size is not needed: micro-batches that do not fit are done in halves")
         if self.fsdp:
-            raise ValueError("fsdp is not carried by trainers on preference data; several processes run under DDP")
+            raise ValueError("fsdp is not carried by trainers on preference data; DDP and DeepSpeed (stage 2) are")
 
     def longest_row(self, context: int | None) -> int | None:
         """Tokens that prompt and answer may have together; None: any number.

@@ -47,11 +47,11 @@ def one_line(logs: dict[str, Any], step: int, how: str = "", left: str = "") -> 
         return f"finished in {logs['train_runtime']:.0f} s"
     if "loss" in logs or "reward" in logs:
         return f"step {step:>4}  " + "  ".join([*_shown(logs, _TRAIN), *([left] if left else [])])
-    prefix = next((k.removesuffix("_loss") for k in logs if k.endswith("_loss")), None)
+    prefix = _prefix(logs, "_loss")
     if prefix is not None:
         held_out = {key.removeprefix(f"{prefix}_"): value for key, value in logs.items()}
         return f"step {step:>4}  {prefix}: " + "  ".join(_shown(held_out, _HELD_OUT))
-    prefix = next((k.removesuffix("_reward") for k in logs if k.endswith("_reward")), None)
+    prefix = _prefix(logs, "_reward")
     if prefix is None:
         return None
     parts = [f"{prefix}: reward {logs[f'{prefix}_reward']:.3f}"]
@@ -63,6 +63,11 @@ def one_line(logs: dict[str, Any], step: int, how: str = "", left: str = "") -> 
         low, high, n = (logs[f"{prefix}_reward_{end}"] for end in ("low", "high", "n"))
         parts[0] += f" ({low:.3f} to {high:.3f}, n={n:.0f})"
     return f"step {step:>4}  " + "  ".join([*parts, *([how] if how else [])])
+
+
+def _prefix(logs: dict[str, Any], ending: str) -> str | None:
+    """Of an evaluation; a function's own metrics have its name behind a slash, whatever that ends in."""
+    return next((key.removesuffix(ending) for key in logs if key.endswith(ending) and "/" not in key), None)
 
 
 def _shown(logs: dict[str, Any], table: tuple[tuple[str, str], ...]) -> list[str]:
@@ -77,11 +82,19 @@ def _shown(logs: dict[str, Any], table: tuple[tuple[str, str], ...]) -> list[str
 
 def how_sampled(args: Any) -> str:
     """How an evaluation of a trainer that samples draws its answers, in words; nothing for other trainers."""
-    if not hasattr(args, "eval_temperature"):
-        return ""
-    temperature = args.eval_temperature
-    if temperature is None:
-        temperature = 0.0 if (args.num_generations_eval or 1) == 1 else args.temperature
+    return in_words(eval_temperature(args)) if hasattr(args, "eval_temperature") else ""
+
+
+def eval_temperature(args: Any) -> float:
+    """At which held-out prompts are answered, of a configuration that samples: that of training where each has several
+    answers, else 0, the most probable one."""
+    if args.eval_temperature is not None:
+        return float(args.eval_temperature)
+    return 0.0 if (args.num_generations_eval or 1) == 1 else float(args.temperature)
+
+
+def in_words(temperature: float) -> str:
+    """A sampling temperature, for a line of the console."""
     return f"sampled at temperature {temperature:g}" if temperature else "greedy answers"
 
 

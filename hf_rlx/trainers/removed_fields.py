@@ -12,6 +12,17 @@ _SHORTER: tuple[Choice, ...] = (
     ("max_completion_length", "max_completion_length"),
     ("max_length", "max_length (prompt and answer together)"),
 )
+_NO_REFERENCE = "nothing: a reference, where there is one, is made from the model"
+_REFERENCE: tuple[Choice, ...] = (
+    ("num_rounds", _NO_REFERENCE),
+    ("precompute_ref_log_probs", "the argument ref_model of the trainer, a model that is loaded"),
+    (None, _NO_REFERENCE),
+)
+_TOOLS: tuple[Choice, ...] = (
+    ("num_generations", 'chat_template_kwargs={"tools": [...]}'),
+    ("step_separator", 'chat_template_kwargs={"tools": [...]}'),
+    (None, 'a column "tools" of the dataset'),
+)
 _PACKED = "nothing: rows are packed without padding"
 _PRECISION = "nothing: bf16 and fp16 say the precision"
 _DROPPED = "nothing: transformers has dropped it"
@@ -61,8 +72,8 @@ _CHOICES: dict[str, str | tuple[Choice, ...]] = {
     "tokenizer": "the argument processing_class of the trainer",
     # references
     "reference_free": "SimPOTrainer or ORPOTrainer, which have no reference",
-    "force_use_ref_model": "the argument ref_model of the trainer",
-    "ref_model_init_kwargs": "the argument ref_model of the trainer: a model that is loaded",
+    "force_use_ref_model": _REFERENCE,
+    "ref_model_init_kwargs": _REFERENCE,
     "model_adapter_name": "the argument model of the trainer: a PeftModel whose active adapter trains",
     "ref_adapter_name": "nothing: the reference is a frozen copy of the adapter that the policy starts from",
     "base_model_attribute_name": "nothing: the base is found",
@@ -143,7 +154,7 @@ _OF_OTHERS: dict[str, str | tuple[Choice, ...]] = {
     "dataset_num_proc": _AS_TOKENIZED,
     "chars_per_token": _PACKED,
     "num_of_sequences": _PACKED,
-    "tools": 'a column "tools" of the dataset',
+    "tools": _TOOLS,
     # rewards and the pull to the reference
     "reward_weights": (("num_generations", "the argument reward_funcs of the trainer"), (None, _UNREWARDED)),
     "reward_model": _REWARD,

@@ -22,12 +22,12 @@ BEYOND = 4.0  # standard errors between the halves
 SMALLEST = 0.05  # share of its size that a reward must have fallen by
 _ADVICE = (
     "the policy earns its reward in a way that may not be meant. Read the completions of the highest reward "
-    "(log_completions=True), mend the reward function or give `{name}` a weight, hold the policy nearer (beta, "
-    "kl_target), and go back to an earlier checkpoint"
+    "(log_completions=True), mend the reward function or give `{name}` a weight, hold the policy nearer (a "
+    "larger beta), and go back to an earlier checkpoint"
 )
 _HELD_OUT = (
     "what is learned does not hold on other prompts. Read the completions of the highest reward "
-    "(log_completions=True), hold the policy nearer (beta, kl_target), take more prompts, and go back to an earlier "
+    "(log_completions=True), hold the policy nearer (a larger beta), take more prompts, and go back to an earlier "
     "checkpoint"
 )
 
@@ -47,6 +47,7 @@ class HackingWatch:
         self._suspected: dict[str, int] = {}  # name -> training logs in a row that show a fall
         self._held_out: dict[str, list[list[float | None]]] = {}  # -> [step, value, half interval, trained reward]
         self._stretch: list[float] = []  # trained rewards since the last evaluation
+        self._evaluated: list[float | None] = [None, None]  # its step, and the mean of the stretch before it
 
     def training(self, logs: dict[str, Any], watched: Sequence[str]) -> list[Fall]:
         """Take in one training log.
@@ -86,9 +87,14 @@ class HackingWatch:
         """Take in the log of an evaluation: `<prefix>_reward` with its `_low`, `_high` and `_n`, and
         `<prefix>_rewards/<name>/mean`. Every function's is kept: before the first rollout nobody knows their weights.
         """
-        prefixes = [key.removesuffix("_reward_n") for key in logs if key.endswith("_reward_n")]
-        trained = sum(self._stretch) / len(self._stretch) if self._stretch else None
-        self._stretch = []
+        # Not of `<prefix>_accuracy/<name>`, whose function may be called `format_reward`.
+        prefixes = [k.removesuffix("_reward_n") for k in logs if k.endswith("_reward_n") and "/" not in k]
+        if not prefixes:
+            return []
+        if self._evaluated[0] != step:  # several held-out sets are logged one after the other
+            self._evaluated = [float(step), sum(self._stretch) / len(self._stretch) if self._stretch else None]
+            self._stretch = []
+        trained = self._evaluated[1]
         found = []
         for prefix in prefixes:
             starts = f"{prefix}_rewards/"
@@ -118,6 +124,7 @@ class HackingWatch:
             "suspected": dict(self._suspected),
             "held_out": {name: [list(entry) for entry in course] for name, course in self._held_out.items()},
             "stretch": list(self._stretch),
+            "evaluated": list(self._evaluated),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -125,6 +132,7 @@ class HackingWatch:
         self._training = {name: [list(pair) for pair in course] for name, course in state["training"].items()}
         self._suspected, self._stretch = dict(state["suspected"]), list(state["stretch"])
         self._held_out = {name: [list(entry) for entry in course] for name, course in state["held_out"].items()}
+        self._evaluated = list(state.get("evaluated", [None, None]))
 
 
 def _fall(course: Sequence[Sequence[float]]) -> tuple[float, float, float, float] | None:

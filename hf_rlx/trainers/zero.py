@@ -41,7 +41,10 @@ def check_zero(args: TrainingArguments, shared: SharedModel | None = None) -> No
     zero = config.get("zero_optimization") or {}
     stage = zero.get("stage", 0)
     if stage == 3:
-        raise ValueError("ZeRO-3 is not carried; FSDP2 splits the weights as well: fsdp=True in place of deepspeed")
+        instead = "a LoRA adapter with stage 2, or a smaller model"
+        if hasattr(args, "num_generations"):
+            instead = "FSDP2, which splits the weights as well: fsdp=True in place of deepspeed"
+        raise ValueError(f"ZeRO-3 is not carried; take {instead}")
     if stage not in (1, 2):
         raise ValueError(
             f"deepspeed with ZeRO stage {stage} splits nothing; set stage 2, or leave deepspeed out (DDP)"
@@ -80,7 +83,8 @@ def zero_on(accelerator: Accelerator, args: TrainingArguments) -> bool:
         return False
     if state.distributed_type == DistributedType.MULTI_CPU:
         _turn_on_for_cpus(accelerator, plugin)
-    if state.distributed_type != DistributedType.DEEPSPEED:
+    # In one process accelerate believes in DeepSpeed as well, and the engine would look for MPI.
+    if state.distributed_type != DistributedType.DEEPSPEED or not torch.distributed.is_initialized():
         raise ValueError(
             "deepspeed is set, but no launcher started this process: use `accelerate launch` or `torchrun`, or leave "
             "deepspeed out"
@@ -128,14 +132,14 @@ def step(trainer: BaseTrainer) -> float | None:
     Raises:
         NonFiniteError: one such too many in a row.
     """
-    engine: Any = trainer.model_wrapped
+    made: Any = trainer.model_wrapped
     if trainer.idle:
-        norm = _norm(engine)
-        _forget_gradients(engine)
+        norm = _norm(made)
+        _forget_gradients(made)
         return norm
-    engine.step()
-    trainer.gradient_guard.note(trainer, bool(engine.optimizer.overflow), "the gradient is not finite")
-    norm = engine.get_global_grad_norm()
+    made.step()
+    trainer.gradient_guard.note(trainer, bool(made.optimizer.overflow), "the gradient is not finite")
+    norm = made.get_global_grad_norm()
     return float(norm) if norm is not None else None
 
 

@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard, ModelCardData, metadata_load
+from huggingface_hub.errors import EntryNotFoundError
 from transformers import TrainerCallback
 
 from hf_rlx.cards import RunFacts
 from hf_rlx.cli import main
 from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.models.shared import SharedModel
+from hf_rlx.trainers import model_card
 from hf_rlx.trainers.dpo import DPOConfig, DPOTrainer
 from hf_rlx.trainers.grpo import GRPOConfig, GRPOTrainer
 from hf_rlx.trainers.ipo import IPOConfig, IPOTrainer
@@ -425,3 +427,32 @@ def test_alerts_and_settings(tmp_path):
     assert not {"output_dir", "logging_steps", "use_cpu", "report_to", "weight_decay"} & facts.hyper_parameters.keys()
     noted = json.loads((tmp_path / "card_facts.json").read_text())
     assert "hub_token" not in str(noted)
+
+
+@pytest.mark.parametrize("error", [ConnectionError("nobody"), EntryNotFoundError("no README.md")])
+def test_a_base_whose_card_cannot_be_had_has_no_licence(monkeypatch, caplog, error):
+    """It is asked for once, by name and with a limit; the download, which would try for minutes, is not begun, and
+    nothing is said of it."""
+    asked: list[float] = []
+
+    def metadata(url, timeout):
+        asked.append(timeout)
+        raise error
+
+    monkeypatch.setattr(model_card.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(model_card, "get_hf_file_metadata", metadata)
+    monkeypatch.setattr(model_card, "hf_hub_download", lambda *_, **__: pytest.fail("a download was begun"))
+    model_card._card_of.cache_clear()
+    for _ in range(2):
+        assert model_card._licence("someone/a-base", None) == {}
+    assert asked == [5]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    model_card._card_of.cache_clear()
+
+
+def test_offline_a_base_s_card_is_not_asked_for(monkeypatch):
+    monkeypatch.setattr(model_card.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(model_card, "get_hf_file_metadata", lambda *_, **__: pytest.fail("the Hub was asked"))
+    model_card._card_of.cache_clear()
+    assert model_card._licence("someone/a-base", None) == {}
+    model_card._card_of.cache_clear()

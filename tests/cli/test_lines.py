@@ -49,7 +49,7 @@ def test_how_answers_are_sampled(temperature, answers, words):
 def test_time_left(monkeypatch):
     """Two steps of 10 took 20 s: 80 s are left; of 100, 980 s or 16 min; of 1000, 9980 s or 2.8 h."""
     now = iter([100.0, 120.0, 120.0, 120.0])
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: next(now)))
     left = TimeLeft()
     assert left.words(1, 10) == ""
     left.begin(5)

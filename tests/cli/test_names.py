@@ -75,6 +75,17 @@ def test_a_name_in_the_cache_is_not_looked_up(asked, monkeypatch):
         names.check_model("./nothing")
 
 
+@pytest.mark.parametrize(
+    ("name", "folder"), [("me/pairs", "me___pairs"), ("me/UltraFeedback", "me___ultra_feedback"), ("GSM8K", "gsm8_k")]
+)
+def test_a_dataset_in_the_cache_is_not_looked_up(asked, monkeypatch, tmp_path, name, folder):
+    """The cache spells names its own way."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path))
+    (tmp_path / folder).mkdir()
+    names.check_dataset(name, "")
+    assert asked == []
+
+
 def test_a_short_name_that_is_nearly_one(asked):
     with pytest.raises(FileNotFoundError, match="Did you mean 'tiny'"):
         names.check_model("tinny")

@@ -104,14 +104,15 @@ def test_errors_are_one_line(file, words, message, capsys, monkeypatch, tmp_path
 
 
 def test_a_table_with_semicolons_says_how_to_write_it_anew(tmp_path, capsys):
-    """The line it names does so."""
+    """The line it names does so, and an answer `None` stays one."""
     file = tmp_path / "rows.csv"
-    file.write_text("prompt;chosen;rejected\na;1,5;2\n", encoding="utf-8")
+    file.write_text("prompt;chosen;rejected\na;1,5;None\n", encoding="utf-8")
     assert main(["pairs", str(file)]) == 1
     told = capsys.readouterr().err
     assert "has ';' between its cells, not commas; write it anew: import pandas" in told
     line = told.partition("write it anew: ")[2].strip().replace("new.csv", str(tmp_path / "new.csv"))
     exec(line)
+    assert (tmp_path / "new.csv").read_text(encoding="utf-8") == 'prompt,chosen,rejected\na,"1,5",None\n'
     assert main(["pairs", str(tmp_path / "new.csv")]) == 0
 
 

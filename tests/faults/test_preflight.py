@@ -34,8 +34,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -60,10 +62,10 @@ from hf_rlx.trainers.ipo import IPOConfig, IPOTrainer
 from hf_rlx.trainers.iterative_dpo import IterativeDPOConfig, IterativeDPOTrainer
 from hf_rlx.trainers.orpo import ORPOConfig, ORPOTrainer
 from hf_rlx.trainers.ppo import PPOTrainer
-from hf_rlx.trainers.ppo_config import PPOConfig
+from hf_rlx.trainers.ppo_config import RENAMED, WITHOUT_EFFECT, PPOConfig
 from hf_rlx.trainers.preflight import PreflightError
 from hf_rlx.trainers.prm import PRMConfig, PRMTrainer
-from hf_rlx.trainers.removed_fields import REMOVED_FIELDS
+from hf_rlx.trainers.removed_fields import _OF_OTHERS, REMOVED_FIELDS
 from hf_rlx.trainers.reward import RewardConfig, RewardTrainer
 from hf_rlx.trainers.sft import SFTConfig, SFTTrainer
 from hf_rlx.trainers.simpo import SimPOConfig, SimPOTrainer
@@ -219,7 +221,7 @@ def test_what_is_no_dataset(tmp_path, kind, place):
     """Each names the argument, what it got, and what to write."""
     given = data(kind)
     for value, told in (
-        (given.to_pandas(), "a table of another library; write datasets.Dataset.from_pandas"),
+        (given.to_pandas(), "a table of pandas; write datasets.Dataset.from_pandas"),
         (given.to_iterable_dataset(), "a streaming dataset; load it whole"),
         ("me/data", "load it first: datasets.load_dataset"),
         (["1+1="] * 8, r'rows that are dictionaries.*got str; write \[\{"(prompt|text)": text\}'),
@@ -582,16 +584,20 @@ def test_names_of_older_versions_and_scripts(tmp_path, kind):
 
 @EVERY
 def test_what_a_removed_name_is_replaced_by_is_there(tmp_path, kind):
-    """A replacement that is one word is a field of that configuration."""
+    """A replacement that is one word is a field of that configuration; an argument is one of the trainer."""
     fields = {f.name for f in dataclasses.fields(CLASSES[kind][0])}
+    arguments = inspect.signature(CLASSES[kind][1].__init__).parameters
     told = []
-    for name in sorted(REMOVED_FIELDS - fields):
+    understood = {*RENAMED, *WITHOUT_EFFECT, "stop_token"} if kind == "ppo" else set()
+    for name in sorted((REMOVED_FIELDS | _OF_OTHERS.keys()) - fields - understood):
         with pytest.raises(TypeError) as caught:
             config(kind, tmp_path, **{name: 1})
         told.append(str(caught.value))
         _, there, instead = told[-1].partition("; use ")
         if there and instead.isidentifier():
             assert instead in fields, told[-1]
+        for argument in re.findall(r"the argument (\w+) of the trainer", told[-1]):
+            assert argument in arguments, told[-1]
     assert len(told) > 30
 
 

@@ -13,8 +13,8 @@ import torch
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.trainers.zero import check_zero
 from tests.invariants.ranks import ends_of_logs, run_both
-from tests.invariants.two_processes_zero import CASES, ppo_steps, train, two_trainers_of_one_model
-from tests.trainers.tools import config, lora, tiny_llama
+from tests.invariants.two_processes_zero import CASES, ppo_steps, stage, train, two_trainers_of_one_model
+from tests.trainers.tools import config, lora, scripted, tiny_llama
 
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
 
@@ -137,7 +137,8 @@ def test_a_critic_that_steps_by_itself_is_refused(both):
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"zero_optimization": {"stage": 3}}, "ZeRO-3 is not carried; FSDP2 .* fsdp=True"),
+        ({"zero_optimization": {"stage": 3}}, "ZeRO-3 is not carried; take a LoRA adapter with stage 2"),
+        ({"zero_optimization": {"stage": 3}, "args": {"num_generations": 8}}, "ZeRO-3 .* take FSDP2.* fsdp=True"),
         ({"zero_optimization": {"stage": 0}}, "stage 0 splits nothing"),
         ({}, "stage 0 splits nothing"),
         ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, "offload_optimizer"),
@@ -159,6 +160,12 @@ def test_what_is_not_carried_is_refused_by_name(settings, text):
     plugin = SimpleNamespace(deepspeed_config=settings)
     with pytest.raises(ValueError, match=text):
         check_zero(SimpleNamespace(deepspeed_plugin=plugin, hf_deepspeed_config=found, **given), shared)
+
+
+@needs_deepspeed
+def test_without_a_launcher_it_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no launcher started this process: use `accelerate launch`"):
+        scripted(config(tmp_path, deepspeed=stage(2)))
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch, tmp_path):

@@ -272,4 +272,4 @@ def test_switches_of_a_script_need_no_value(kind):
     flags = "--output_dir x --use_cpu --bf16 --fp16 False --gradient_checkpointing --report_to none"
     (args,) = HfArgumentParser(kind).parse_args_into_dataclasses(flags.split())
     assert (args.bf16, args.fp16, args.activation_checkpointing) == (True, False, True)
-    assert HfArgumentParser(kind).parse_args_into_dataclasses(["--output_dir", "x"])[0].fsdp is False
+    assert HfArgumentParser(GRPOConfig).parse_args(["--output_dir", "x", "--fsdp"]).fsdp is True

@@ -8,6 +8,7 @@ from peft import LoraConfig
 from hf_rlx import GRPOConfig, GRPOTrainer
 from hf_rlx.data.tasks import arithmetic_task
 from hf_rlx.trainers.windows import MiniBatch
+from hf_rlx.types import Group
 
 
 def _trainer(tmp_path, **fields):
@@ -45,3 +46,16 @@ def test_a_step_without_signal_still_feeds_the_gradient_scaler(tmp_path, monkeyp
     scaler.step(optimizer)
     scaler.update()
     assert scaler.get_scale() == 8.0
+
+
+def test_a_trainer_has_its_own_precision(tmp_path):
+    """Autocast that one trainer put around the model's forward is not another one's: log-probs in float32 are those
+    of a model that was never trained in bfloat16."""
+    first = _trainer(tmp_path, bf16=True, use_cpu=True)
+    group = [Group.from_lists([5, 6], [[7, 8, 9]])]
+    with torch.no_grad(), first.shared.rollout_mode():
+        whole = first.shared(group).per_token_logps
+        first.train()  # a constant reward: the weights stay
+        assert not torch.equal(first.shared(group).per_token_logps, whole)
+        GRPOTrainer(first.shared, first.scorer.functions[0].call, first.args, train_dataset=first.train_dataset)
+        assert torch.equal(first.shared(group).per_token_logps, whole)

@@ -91,6 +91,30 @@ def test_an_evaluation_before_training_is_compared_with_the_first_reward():
     assert "give `exact` a weight" in fall.text
 
 
+def test_a_function_may_be_called_as_the_total_is():
+    """`format_reward` of 0 and 1 has `eval_accuracy/format_reward_n`, which is no held-out set of its own."""
+    watch = HackingWatch()
+    for step, (trained, share) in enumerate([(0.3, 0.9), (0.5, 0.5)]):
+        watch.training({"reward": trained}, [])
+        named = {f"eval_accuracy/format_reward{end}": share for end in ("", "_low", "_high")}
+        log = {**evaluation(0.5, 0.5), **named, "eval_accuracy/format_reward_n": 64.0}
+        assert watch.evaluation(log, step, []) == []
+
+
+def test_every_held_out_set_is_compared_with_the_training_before_it():
+    """Two sets are logged one after the other, and a log of the user's own comes between: both are told of."""
+    watch = HackingWatch()
+    told = []
+    for step, (trained, held_out) in enumerate([(0.3, 0.8), (0.6, 0.4)]):
+        watch.training({"reward": trained}, [])
+        watch.evaluation({"mine": 1.0}, step, [])
+        for name in ("eval_a", "eval_b"):
+            log = {key.replace("eval", name, 1): value for key, value in evaluation(held_out, 0.5).items()}
+            told += [fall.name for fall in watch.evaluation(log, step, [])]
+        watch.load_state_dict(json.loads(json.dumps(watch.state_dict())))
+    assert [name.partition("(")[2][:6] for name in told] == ["eval_a", "eval_b"]
+
+
 def collected(*rewards):
     """A rollout of two functions: a row a completion, a column a function."""
     rollout = SimpleNamespace(rewards=torch.tensor(rewards), total=torch.tensor(rewards).nansum(dim=1))
@@ -116,7 +140,7 @@ def test_the_alert_is_told_once_and_not_again_after_a_resume(caplog):
         assert len(messages) == expected
 
 
-def test_a_watched_reward_cancels_nothing(caplog):
+def test_a_watched_reward_cancels_nothing():
     """`proxy` is flat and `exact`, of weight 0, is not: a constant reward, no cancelling."""
     rollout = SimpleNamespace(rewards=torch.tensor([[1.0, 0.0], [1.0, 1.0]]), total=torch.tensor([1.0, 1.0]))
     flat = SimpleNamespace(rollouts=[rollout], scores=SimpleNamespace(names=["proxy", "exact"]))
@@ -162,3 +186,31 @@ def test_a_run_tells_and_its_card_too(tmp_path, caplog):
     assert "left out: never 32 of 32 (100.0%)" in caplog.text
     assert RunFacts.load(tmp_path).abstained == {"never": (32, 32)}
     assert "- Without a score by `never`: 32 of 32 completions (100.0%)\n" in (tmp_path / "README.md").read_text()
+
+
+def test_another_run_begins_anew():
+    """What was told of an earlier run is told again; where a run goes on, it is not."""
+    alerts = Alerts()
+    alerts.told.append("constant reward")
+    alerts.on_train_begin(None, SimpleNamespace(global_step=3), None)
+    assert alerts.told == ["constant reward"]
+    alerts.on_train_begin(None, SimpleNamespace(global_step=0), None)
+    assert alerts.told == []
+
+
+def test_a_finished_run_that_is_resumed_keeps_its_card(tmp_path):
+    """Alerts and abstentions stand in it still: nothing was trained since."""
+
+    def sometimes(completions, **_):
+        return [None if place % 4 == 0 else 0.5 for place, _ in enumerate(completions)]
+
+    fields = {"max_steps": 6, "save_strategy": "steps", "save_steps": 6, "logging_steps": 1}
+    cards = []
+    for resume in (None, True):
+        trainer = scripted(config(tmp_path, **fields), reward=sometimes)
+        trainer.train(resume_from_checkpoint=resume)
+        trainer.save_model(str(tmp_path))
+        cards.append((tmp_path / "README.md").read_text(encoding="utf-8"))
+    for card in cards:
+        assert "Without a score by `sometimes`: 24 of 96 completions (25.0%)" in card
+        assert "constant reward" in card
