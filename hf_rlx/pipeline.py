@@ -284,7 +284,10 @@ class PPOPipeline:
             decoding="one sample a question at temperature 1",
             notes=[
                 "The third of three stages on one base: supervised fine-tuning, a reward model of rankings, and PPO "
-                "against it. The base's score is that before the first stage."
+                "against it. The base's score is that before the first stage.",
+                "The true reward, which the annotators mean and the policy never sees, pays for round numbers near "
+                "the sum: 1 for a last digit of 0, down to 0 for a 9, and 0 for what is off by more than ten. So the "
+                "share of right sums is not what is learned.",
             ],
         )
 

@@ -27,11 +27,14 @@
 # switch is off at first and asks for an account verified by phone; without it nothing can be installed or loaded.
 # **No GPU**: the same cells train the model that comes with hf_rlx, with no download, in under a minute.
 #
-# **A lost session**: run all cells again. Training goes on from the newest checkpoint in the output folder; a run that
-# has finished is not done again, so for another one change the folder.
+# **A lost session**: run all cells again. Training goes on from the newest checkpoint in the output folder, which
+# outlives a session in Colab on a mounted Drive only, and on Kaggle with *Persistence: Files* (the second cell says
+# how). A run that has finished is not done again, so for another one change the folder.
 
 # %%
 # %pip install -q "hf_rlx[plots]"
+# Not on PyPI yet: upload the wheel that `pip wheel --no-deps -w dist .` makes of a checkout, and put its name for
+# "hf_rlx[plots]", with matplotlib behind it.
 # The torch that is there stays. Colab carries a torchao that PEFT refuses; nothing here needs it.
 # %pip uninstall -qy torchao
 import os

@@ -104,7 +104,7 @@ def write_card(facts: RunFacts, folder: str | Path, source: str | Path | None = 
     facts = completed(facts, model)
     plot = PLOT_NAME if (folder / PLOT_NAME).is_file() else None
     card = folder / "README.md"
-    replace_file(card, _public(str(render_card(facts, plot, name or model.resolve().name))))
+    replace_file(card, _public(str(render_card(facts, plot, name or _path_of(model)))))
     if facts.eval_dataset_id and facts.after:
         score = facts.after
         notes = [facts.decoding, f"n={score.n}", f"95% Wilson interval {score.low:.4f} to {score.high:.4f}"]
@@ -119,6 +119,13 @@ def write_card(facts: RunFacts, folder: str | Path, source: str | Path | None = 
         text = yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False)
         replace_file(results / f"{_slug(facts.eval_dataset_id)}.yaml", _public(text))
     return card
+
+
+def _path_of(model: Path) -> str:
+    """A folder as a snippet names it: from the working folder, where it lies below that, else by its name."""
+    place, here = model.resolve(), Path.cwd()
+    inside = here != Path(here.anchor) and place.is_relative_to(here)
+    return place.relative_to(here).as_posix() if inside and place != here else place.name
 
 
 def _public(text: str) -> str:

@@ -27,7 +27,8 @@ def evaluate_rollouts(trainer: OnlineTrainer, eval_dataset: Any, prefix: str) ->
     One greedy completion a prompt by default. Sampling draws nothing from training's random state; a reward may.
 
     Returns:
-        `<prefix>_reward` with `_low` and `_high` (mean +- 1.96 standard errors over prompts) and `_n`,
+        `<prefix>_reward` with `_low` and `_high` (mean +- 1.96 standard errors over prompts; of a single function of 0
+        and 1 Wilson's, as below) and `_n`,
         `<prefix>_rewards/<function>/mean` (of several functions with `_low`, `_high` and `_n` too, weight 0 or not),
         lengths, and for every reward function that only returned 0 and 1:
         `<prefix>_accuracy/<function>` with `_low` and `_high` (95 % Wilson interval) and `_n`.
@@ -54,7 +55,9 @@ def evaluate_rollouts(trainer: OnlineTrainer, eval_dataset: Any, prefix: str) ->
         record_lengths(store, part.rollouts)
         trainer.tables.add(prefix, trainer.state.global_step, part.rollouts, part.scores)
     metrics = store.flush()
-    metrics |= _accuracies(collected, trainer) | _intervals(collected, trainer.scorer.names)
+    metrics |= _intervals(collected, trainer.scorer.names)
+    accuracies = _accuracies(collected, trainer)
+    metrics |= accuracies | _share_of_right(accuracies, trainer)
     seconds = time.perf_counter() - start
     metrics |= {"runtime": seconds, "samples_per_second": len(dataset) / seconds}
     metrics = {f"{prefix}_{name}": value for name, value in metrics.items()}
@@ -116,6 +119,16 @@ def _accuracies(collected: list[Collected], trainer: OnlineTrainer) -> dict[str,
             f"accuracy/{name}_n": float(total),
         }
     return metrics
+
+
+def _share_of_right(accuracies: dict[str, float], trainer: OnlineTrainer) -> dict[str, float]:
+    """The interval of the total where one function alone has a weight and says right or wrong: that of its share,
+    which stays between 0 and the weight."""
+    weighted = [(n, float(w)) for n, w in zip(trainer.scorer.names, trainer.scorer.weights, strict=True) if w]
+    if len(weighted) != 1 or weighted[0][1] < 0 or f"accuracy/{weighted[0][0]}_low" not in accuracies:
+        return {}
+    name, weight = weighted[0]
+    return {f"reward_{end}": weight * accuracies[f"accuracy/{name}_{end}"] for end in ("low", "high")}
 
 
 def _intervals(collected: list[Collected], names: list[str]) -> dict[str, float]:

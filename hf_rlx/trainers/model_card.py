@@ -32,7 +32,9 @@ from hf_rlx.cards.command import without_local_paths
 from hf_rlx.cards.facts import is_hub_id
 from hf_rlx.cards.folder import SHOWN, licence_of
 from hf_rlx.hub import one_line, unreachable
+from hf_rlx.models.loading import weights_note
 from hf_rlx.models.roles import POLICY
+from hf_rlx.trainers.card_arguments import card_facts_of
 from hf_rlx.trainers.checkpointing import fingerprint
 from hf_rlx.trainers.progress import eval_temperature
 from hf_rlx.trainers.settings import public_args, secrets_of
@@ -119,9 +121,13 @@ def write(trainer: BaseTrainer, folder: Path, **given: Any) -> Path:
     """Write the card, whatever is there; returns its path.
 
     Args:
-        given: fields of `RunFacts`, over what the trainer knows; later cards of this trainer have them too.
+        given: fields of `RunFacts`, or transformers' and TRL's names of them (see `card_arguments`), over what the
+            trainer knows; later cards of this trainer have them too.
+
+    Raises:
+        TypeError, ValueError: see `card_facts_of`.
     """
-    trainer.cards.given.update(given)
+    trainer.cards.given.update(card_facts_of(given))
     return write_beside(facts_of(trainer), folder)
 
 
@@ -162,11 +168,16 @@ def facts_of(trainer: BaseTrainer) -> RunFacts:
         "hardware": hardware_line(args.device),
         "variant": _variant(args),
     }
+    given = dict(trainer.cards.given)
+    if base and (note := weights_note(base)) is not None:
+        given["notes"] = [*given.get("notes", []), f"{note} `hf-rlx merge` makes a plain model that needs no base."]
     hooked = trainer.card_facts()
     table = _held_out(trainer, log, rewards)
     if table.get("after"):  # of the run's log, with the score before beside it
         hooked = {name: value for name, value in hooked.items() if name not in ("after", "notes")}
-    return dataclasses.replace(RunFacts(**{**known, **table, **hooked}), **trainer.cards.given)
+    tags = [*hooked.get("tags", []), *given.get("tags", [])]
+    notes = [*hooked.get("notes", []), *given.get("notes", [])]
+    return dataclasses.replace(RunFacts(**{**known, **table, **hooked}), **{**given, "notes": notes, "tags": tags})
 
 
 def hyper_parameters(args: Any) -> dict[str, Any]:

@@ -153,7 +153,7 @@ def test_a_local_base_is_named_without_its_path_and_stays_out_of_the_metadata(tm
     assert "base_model" not in content
     assert "secret-user" not in content
     assert "# tiny_arith-grpo\n\nA LoRA adapter for `tiny_arith`, trained with GRPO by" in content
-    assert 'name = "."  # this folder' in content
+    assert 'name = "."  # the path of this folder' in content
 
 
 @pytest.mark.parametrize(
@@ -374,3 +374,13 @@ def test_facts_of_another_version_are_read(tmp_path: Path):
     (tmp_path / "card_facts.json").write_text('{"method": "dpo", "measures": [3]}')
     with pytest.raises(ValueError, match=r"card_facts\.json is damaged"):
         RunFacts.load(tmp_path)
+
+
+def test_a_snippet_names_the_folder_from_where_one_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`runs/a` from the folder in which it was trained; elsewhere, and from a file system's root, the name alone."""
+    folder = tmp_path / "runs" / "a"
+    for here, told in ((tmp_path, "./runs/a"), (tmp_path / "runs", "./a"), (folder, "./a"), (Path("/"), "./a")):
+        folder.mkdir(parents=True, exist_ok=True)
+        monkeypatch.chdir(here)
+        text = write_card(RunFacts("grpo", adapter=True), folder).read_text()
+        assert f'name = "{told}"  # the path of this folder' in text

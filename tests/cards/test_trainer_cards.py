@@ -456,3 +456,14 @@ def test_offline_a_base_s_card_is_not_asked_for(monkeypatch):
     model_card._card_of.cache_clear()
     assert model_card._licence("someone/a-base", None) == {}
     model_card._card_of.cache_clear()
+
+
+def test_other_weights_than_the_base_s_own_are_told(tmp_path, monkeypatch):
+    """A base out of a file of 4 bits has its id all the same; a note of the user's stays beside it."""
+    monkeypatch.setattr(model_card, "weights_note", lambda name: "The base's weights are those of a file.")
+    trainer = scripted(config(tmp_path))
+    trainer.shared.config.name_or_path = "someone/a-base"
+    text = model_card.write(trainer, tmp_path / "a", notes=["Mine."]).read_text()
+    assert "Mine." in text
+    assert text.count("The base's weights are those of a file. `hf-rlx merge` makes a plain model") == 1
+    assert model_card.write(trainer, tmp_path / "a").read_text().count("those of a file") == 1

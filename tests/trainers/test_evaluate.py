@@ -65,6 +65,24 @@ def test_the_interval_of_a_reward_is_over_prompts_and_there_at_weight_0_too(tmp_
     assert not [key for key in alone if key.startswith("eval_rewards/graded/mean_")]
 
 
+@pytest.mark.parametrize("weights", [None, [2.0, 0.0], [-1.0, 0.0]])
+def test_the_interval_of_a_share_stays_between_nothing_and_its_weight(tmp_path, weights):
+    """All five answers are right: a mean without scatter would be said to be known exactly; Wilson's interval of 5 of
+    5 ends at 0.566. Where the weight is not positive, the total is no share."""
+
+    def always(completions, **_):
+        return [1.0] * len(completions)
+
+    functions = [always] if weights is None else [always, graded]
+    trainer = scripted(config(tmp_path, reward_weights=weights), reward=functions, eval_dataset=rows(5))
+    metrics = trainer.evaluate()
+    weight = 1.0 if weights is None else weights[0]
+    low, high = wilson_interval(5, 5) if weight > 0 else (1.0, 1.0)
+    assert low == 1.0 or low == pytest.approx(0.566, abs=1e-3)
+    ends = [metrics[f"eval_reward{end}"] for end in ("", "_low", "_high")]
+    assert ends == pytest.approx([weight, weight * low, weight * high])
+
+
 def test_several_sampled_completions_when_asked_for(tmp_path):
     trainer = scripted(config(tmp_path, num_generations_eval=5), reward=right_or_wrong, eval_dataset=rows(3))
     assert trainer.evaluate()["eval_accuracy/right_or_wrong_n"] == 15
