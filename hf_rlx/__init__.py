@@ -130,9 +130,43 @@ if TYPE_CHECKING:
     from hf_rlx.types import Completion, Group, Rollout, TokenScores
 
 
+_TRAINERS_OF_TRL = {
+    "RLOO": 'GRPOTrainer, whose GRPOConfig.preset("rloo", ...) it is',
+    "OnlineDPO": "IterativeDPOTrainer, which samples, scores and pairs in rounds",
+    "XPO": "IterativeDPOTrainer, which samples, scores and pairs in rounds",
+    "NashMD": "IterativeDPOTrainer, which samples, scores and pairs in rounds",
+    "KTO": "DPOTrainer for pairs; for single answers with labels `from trl import KTOTrainer`",
+    "CPO": 'SimPOTrainer (loss_type="simpo") or ORPOTrainer, which have no reference either',
+    "BCO": "DPOTrainer for pairs; for single answers with labels `from trl import KTOTrainer`",
+    "GKD": "`from trl.experimental.gkd import GKDTrainer`",
+    "PPOv2": "PPOTrainer",
+}
+_OF_TRL = {
+    "AutoModelForCausalLMWithValueHead": "the model itself: PPOTrainer gives it a critic",
+    "AutoModelForSeq2SeqLMWithValueHead": "a decoder-only model: PPOTrainer gives it a critic",
+    "create_reference_model": "nothing: trainers make the reference from the model",
+    "LengthSampler": "max_completion_length of the configuration; for penalties on length soft_overlong_cache",
+    **{f"{name}Trainer": instead for name, instead in _TRAINERS_OF_TRL.items()},
+    **{f"{name}Config": instead.replace("Trainer", "Config") for name, instead in _TRAINERS_OF_TRL.items()},
+    **{
+        name: f"`from trl import {name}`, which goes with these trainers"
+        for name in (
+            "ModelConfig",
+            "ScriptArguments",
+            "TrlParser",
+            "get_peft_config",
+            "get_quantization_config",
+            "get_kbit_device_map",
+        )
+    },
+}
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
+    if name in _OF_TRL:
+        raise ImportError(f"hf_rlx has no {name}; use {_OF_TRL[name]}")
     raise AttributeError(f"module 'hf_rlx' has no attribute {name!r}")
 
 

@@ -167,6 +167,21 @@ def _load(name: str, config: str | None, split: str) -> Any:
         ) from error
 
 
+def held_out_splits(name: str, used: str) -> list[str]:
+    """Splits of a local dataset that could be held out.
+
+    Args:
+        name: of a folder or file, or anything else, which has none. used: the split that is trained on.
+    """
+    path = _local(name)
+    if path is None or path.is_file():
+        return []
+    there = path / "dataset_dict.json"
+    found = json.loads(there.read_text(encoding="utf-8"))["splits"] if there.is_file() else []
+    found += [file.stem for file in sorted(path.iterdir()) if file.suffix.lower() in _SUFFIXES]
+    return [split for split in found if split != used and split in ("test", "validation", "valid", "eval", "dev")]
+
+
 def _split_of(found: Any, split: str, name: str) -> Any:
     if not isinstance(found, dict):
         return found
@@ -276,6 +291,9 @@ def _table(path: Path, delimiter: str) -> list[dict[str, Any]]:
         reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
         if not reader.fieldnames:
             raise ValueError(f"{path} has no header line")
+        names = list(reader.fieldnames)
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise ValueError(f"{path} has two columns called {twice[0]!r}; rename one of them")
         rows = []
         limit = csv.field_size_limit(sys.maxsize)  # long conversations are beyond the 128 KiB of the default
         try:
@@ -331,17 +349,33 @@ def renames_of(columns: Any) -> dict[str, str]:
     """{old: new} out of words `new=old`, also several with commas, or a section `new: old`.
 
     Raises:
-        UsageError: a word has no `=`.
+        UsageError: a word has no `=`: most likely the end of a name with a space.
     """
     if not columns:
         return {}
     if isinstance(columns, dict):
         return {str(old): str(new) for new, old in columns.items()}
     pairs = [word.partition("=") for entry in columns for word in entry.split(",")]
-    for new, equals, old in pairs:
+    for place, (new, equals, old) in enumerate(pairs):
+        if new and not equals and place and all(pairs[0]):
+            words = " ".join(entry for entry in columns).split()
+            raise UsageError(
+                f"--columns takes new=old, not {new!r}; quote a name with a space: --columns {_quoted(words)}"
+            )
         if not (new and equals and old):
             raise UsageError(f"--columns takes new=old, not {new + equals + old!r}")
     return {old.strip(): new.strip() for new, _, old in pairs}
+
+
+def _quoted(words: list[str]) -> str:
+    """Words of a command line, those without `=` put to the name before them."""
+    joined: list[str] = []
+    for word in words:
+        if "=" in word or not joined:
+            joined.append(word)
+        else:
+            joined[-1] += f" {word}"
+    return shlex.join(joined)
 
 
 def _renamed(rows: Any, renames: dict[str, str], what: str) -> Any:
@@ -355,7 +389,9 @@ def _renamed(rows: Any, renames: dict[str, str], what: str) -> Any:
         )
     for old, new in renames.items():
         if old not in columns:
-            raise UsageError(f"--columns: {what} have no column {old!r}{nearest(old, columns)}; they have {columns}")
+            whole = [column for column in columns if old.lower() in column.lower().split()]
+            near = f"; did you mean {whole[0]!r}?" if whole else nearest(old, columns)
+            raise UsageError(f"--columns: {what} have no column {old!r}{near}; they have {columns}")
         if new in columns and new not in renames:
             raise UsageError(f"--columns: {what} have a column {new!r} already; rename that one too, or drop it")
     return rows.rename_columns(renames)

@@ -11,6 +11,7 @@ from hf_rlx.cli import UsageError, module_of, training
 from hf_rlx.cli.flags import Flag, add_flags
 from hf_rlx.cli.options import DATA, MODEL, REWARD, choose, defaults
 from hf_rlx.cli.settings import add_config, resolve
+from hf_rlx.cli.words import in_flags
 
 _OWN = ("output_dir", "push_to_hub")  # flags that the doctor has itself
 METHODS = ("sft", "reward", "prm", "grpo", "ppo", "dpo", "ipo", "simpo", "orpo", "iterative-dpo")
@@ -76,7 +77,11 @@ def run(args: argparse.Namespace) -> int:
     options = defaults({name: value for name, value in given.items() if name not in names})
     training.check_adapter(options)
     fields["output_dir"] = args.folder or fields.get("output_dir") or f"runs/{args.method or 'doctor'}"
-    report = _report(recipe, options, fields, None if args.config is None else Path(args.config).parent, args.push)
+    words = {flag.name for flag in flags}
+    with training.messages(words):
+        report = _report(recipe, options, fields, None if args.config is None else Path(args.config).parent, args.push)
+
+    report.findings = [replace(f, found=in_flags(f.found, words), fix=in_flags(f.fix, words)) for f in report.findings]
 
     from rich.console import Console
 
@@ -90,7 +95,7 @@ def _report(recipe: Any, options: dict[str, Any], fields: dict[str, Any], beside
     from hf_rlx.cli import rewards
     from hf_rlx.cli.data import load_data, located
     from hf_rlx.cli.names import check_model
-    from hf_rlx.cli.session import make_config
+    from hf_rlx.cli.session import check_held_out, make_config
     from hf_rlx.preflight.report import Finding
     from hf_rlx.trainers.config import BaseConfig
 
@@ -99,6 +104,11 @@ def _report(recipe: Any, options: dict[str, Any], fields: dict[str, Any], beside
     if options["dataset"]:
         places = {name: located(options[name], beside) for name in ("dataset", "eval_dataset")}
         data = load_data({**options, **places}, "prompts" if recipe is None else recipe.data, config.seed)
+        check_held_out(config, data, {**options, **places})
+        length = data.max_completion_length  # a task's own, as in the run
+        samples = recipe is not None and recipe.data == "prompts"
+        if samples and length is not None and "max_completion_length" not in fields:
+            config = make_config(recipe, options, {**fields, "max_completion_length": length})
     specs = options["reward"] or []
     if not specs and recipe is not None and recipe.rewards and data is not None and data.reward is not None:
         specs = [data.reward]  # the task's own

@@ -116,6 +116,7 @@ def evaluate(options: dict[str, Any], beside: Path | None = None) -> dict[str, f
     """
     from hf_rlx.cli import rewards
     from hf_rlx.cli.data import load_data, located
+    from hf_rlx.cli.session import loading_options
     from hf_rlx.trainers.grpo import GRPOConfig, GRPOTrainer
     from hf_rlx.trainers.progress import OneLinePrinter, OneLineProgress
 
@@ -145,6 +146,7 @@ def evaluate(options: dict[str, Any], beside: Path | None = None) -> dict[str, f
                 disable_tqdm=options["quiet"] or not sys.stderr.isatty(),
                 report_to="none",
                 seed=options["seed"] or 0,
+                model_init_kwargs=loading_options(options),
             )
             trainer = GRPOTrainer(**_model(options, config, functions), args=config, eval_dataset=rows)
             trainer.tables.quiet = options["quiet"]
@@ -212,7 +214,7 @@ def _model(options: dict[str, Any], config: Any, functions: list[Any]) -> dict[s
     from hf_rlx.models.loading import four_bit_config
     from hf_rlx.models.storage import has_adapter
 
-    check_model(options["model"])
+    check_model(options["model"], config.model_init_kwargs)
     given: dict[str, Any] = {"model": options["model"]}
     if options["load_in_4bit"]:
         given["quantization_config"] = four_bit_config()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -17,6 +18,14 @@ from hf_rlx.cli.options import options_of
 from hf_rlx.cli.settings import nearest
 
 ROLE = "role"
+# Names that TRL's own script takes, with what it calls those with that are no functions yet.
+_OF_TRL: dict[str, dict[str, Any]] = {
+    "accuracy_reward": {},
+    "reasoning_accuracy_reward": {},
+    "think_format_reward": {},
+    "get_soft_overlong_punishment": {"max_completion_len": 1280, "soft_punish_cache": 256},
+}
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 def read_rewards(specs: Sequence[Any], beside: Path | None = None) -> list[Any]:
@@ -63,7 +72,12 @@ def _read_one(spec: Any, beside: Path | None) -> Any:
     options = {**in_text, **options}
     if short in VERIFIERS:
         return verifier_named(short, options)
-    where, colon, attribute = name.rpartition(":")
+    if name in _OF_TRL:
+        return _of_trl(name, options)
+    if name.endswith(".py"):
+        raise UsageError(f"--reward: which function of {name}? Write {name}:FUNCTION")
+    dotted = _DOTTED.fullmatch(name) is not None and not Path(name).is_dir()
+    where, colon, attribute = name.rpartition("." if dotted else ":")
     if colon and attribute.isidentifier():
         is_file = where.endswith(".py")
         found = _attribute(_file(where, beside) if is_file else _module(where), attribute, where)
@@ -75,7 +89,8 @@ def _read_one(spec: Any, beside: Path | None) -> Any:
     known = [*VERIFIERS, ROLE]
     raise UsageError(
         f"--reward: nothing is called {name!r}{nearest(name, known)}; verifiers are {', '.join(VERIFIERS)}; a "
-        "function is written module:function or file.py:function"
+        f"function is written module:function, module.function or file.py:function; of TRL's there are "
+        f"{', '.join(_OF_TRL)}"
     )
 
 
@@ -86,6 +101,20 @@ def _named(spec: Any) -> tuple[str, dict[str, Any]]:
     if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):
         raise UsageError(f"--reward: {spec!r} has no name; in YAML write {{name: number, extract: last}}")
     return spec["name"], {str(key): value for key, value in spec.items() if key != "name"}
+
+
+def _of_trl(name: str, options: dict[str, Any]) -> Callable[..., Any]:
+    """A reward function of TRL by the name that its script gives it."""
+    if "accuracy" in name and importlib.util.find_spec("math_verify") is None:
+        raise UsageError(f"--reward: TRL's {name} needs the package math-verify; run: pip install math-verify")
+    found = _attribute(_module("trl.rewards"), name, "trl.rewards")
+    if not _OF_TRL[name]:
+        return _made(found, options, name)
+    try:
+        made: Callable[..., Any] = found(**{**_OF_TRL[name], **options})
+    except TypeError as error:
+        raise UsageError(f"--reward: {name} refuses its options: {error}") from error
+    return made
 
 
 def _made(found: Any, options: dict[str, Any], name: str) -> Callable[..., Any]:

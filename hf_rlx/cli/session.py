@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from peft import LoraConfig
 
-from hf_rlx.cli import UsageError, rewards
-from hf_rlx.cli.data import Data, load_data
+from hf_rlx.cli import COMMANDS, UsageError, rewards
+from hf_rlx.cli.data import Data, held_out_splits, load_data
 from hf_rlx.cli.names import check_model
-from hf_rlx.models.loading import four_bit_config, load_tokenizer
+from hf_rlx.models.loading import dtype_of, four_bit_config, load_tokenizer
 from hf_rlx.models.storage import has_adapter
 from hf_rlx.persistence.folders import checkpoints
 from hf_rlx.persistence.interrupts import TrainingInterrupted
-from hf_rlx.trainers.base import BaseTrainer, as_shared_model
+from hf_rlx.trainers.base import BaseTrainer
 from hf_rlx.trainers.checkpointing import STATE_FILE
 from hf_rlx.trainers.config import BaseConfig
+from hf_rlx.trainers.given import as_shared_model
 
 if TYPE_CHECKING:
     from hf_rlx.cli.training import Recipe
@@ -59,6 +61,7 @@ class Session:
         self.config = make_config(recipe, options, fields)  # before the data: mistakes show at once
         check_model(options["model"], self.config.model_init_kwargs)
         self.data: Data = load_data(options, recipe.data, self.config.seed)
+        check_held_out(self.config, self.data, options)
         length = self.data.max_completion_length
         if recipe.data == "prompts" and length is not None and "max_completion_length" not in fields:
             self.config = make_config(recipe, options, {**fields, "max_completion_length": length})
@@ -159,8 +162,8 @@ class Session:
             logger.info("%s has an adapter, which trains on; a new one is not added", options["model"])
             return None
         modules = options["lora_target_modules"]
-        if isinstance(modules, str) and "," in modules:
-            modules = [name.strip() for name in modules.split(",")]
+        if isinstance(modules, str) and modules != "all-linear" and re.fullmatch(r"[\w., ]+", modules):
+            modules = [name for name in re.split("[, ]+", modules) if name]  # a text is a pattern to PEFT
         return LoraConfig(
             r=options["lora_r"],
             lora_alpha=options["lora_alpha"],
@@ -236,6 +239,22 @@ def with_roles(given: dict[str, Any], config: BaseConfig, functions: list[Any]) 
     return {"model": model, "processing_class": load_tokenizer(name), "reward_funcs": made}
 
 
+def loading_options(options: dict[str, Any]) -> dict[str, Any] | None:
+    """Arguments of `from_pretrained` that have flags of their own; None where none was given.
+
+    Raises:
+        UsageError: a type that weights cannot have.
+    """
+    names = {"dtype": "dtype", "attn_implementation": "attn_implementation", "model_revision": "revision"}
+    loading = {name: options[option] for option, name in names.items() if options[option] is not None}
+    if "dtype" in loading:
+        try:
+            dtype_of(loading["dtype"])
+        except ValueError as error:
+            raise UsageError(f"--dtype: {error}") from error
+    return loading or None
+
+
 def make_config(recipe: Recipe, options: dict[str, Any], fields: dict[str, Any]) -> BaseConfig:
     """The configuration of a run.
 
@@ -243,21 +262,39 @@ def make_config(recipe: Recipe, options: dict[str, Any], fields: dict[str, Any])
         UsageError: a value that the configuration refuses; its message names the field.
     """
     cls = class_of(recipe.config)
-    loading = dict(fields.get("model_init_kwargs") or {})
-    for option, name in (
-        ("dtype", "dtype"),
-        ("attn_implementation", "attn_implementation"),
-        ("model_revision", "revision"),
-    ):
-        if options[option] is not None:
-            loading[name] = options[option]
+    loading = {**(fields.get("model_init_kwargs") or {}), **(loading_options(options) or {})}
     given = {**fields, **({"model_init_kwargs": loading} if loading else {})}
     preset = options.get("preset")
     try:
         made: BaseConfig = cls(**given) if preset is None else cls.preset(preset, **given)
     except (ValueError, TypeError) as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(_command_for(fields.get("loss_type"), recipe.name) or str(error)) from error
     return made
+
+
+def _command_for(loss_type: Any, command: str) -> str | None:
+    """What to say of a loss that the method does not have, where it is a method of its own; else None."""
+    for name in loss_type if isinstance(loss_type, list) else [loss_type]:
+        if str(name) in COMMANDS and str(name) != command:
+            return f"--loss-type {name}: that is a command of its own here: hf-rlx {name} instead of hf-rlx {command}"
+    return None
+
+
+def check_held_out(config: BaseConfig, data: Data, options: dict[str, Any]) -> None:
+    """Refuse evaluations during the run without rows for them, before a model is loaded.
+
+    Raises:
+        UsageError: with the flags that hold rows out, and the split that is there.
+    """
+    if config.eval_strategy == "no" or data.held_out is not None:
+        return
+    splits = held_out_splits(options["dataset"], options["train_split"])
+    there = f"--eval-split {splits[0]} ({options['dataset']} has it), " if splits else ""
+    when: Any = config.eval_strategy
+    raise UsageError(
+        f"--eval-strategy {getattr(when, 'value', when)} evaluates, but nothing is held out; give {there}"
+        "--eval-dataset FILE or --eval-fraction 0.1, or leave it out"
+    )
 
 
 def _step_of(checkpoint: Path) -> int | None:

@@ -108,6 +108,9 @@ def missing(path: Path) -> str:
 
 
 def _unknown(key: str, value: Any, known: dict[str, Flag]) -> str:
+    if key == "env" and isinstance(value, dict):
+        names = " ".join(f"{name}=..." for name in value)  # values may be tokens
+        return f"environment variables are not read from here; set them before the command: export {names}"
     if isinstance(value, dict):
         inside = [str(name) for name in value if str(name).replace("-", "_") in known]
         if inside:

@@ -180,7 +180,7 @@ def messages(fields: Collection[str]) -> Iterator[None]:
         yield
     except ValueError as error:
         told = in_flags(str(error), fields)
-        if type(error) is not ValueError or told == str(error):
+        if type(error).__name__ not in ("ValueError", "PreflightError") or told == str(error):
             raise
         raise ValueError(told) from error
     finally:

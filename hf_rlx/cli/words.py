@@ -18,6 +18,7 @@ _WHOLE = {
 _DTYPE = re.compile(r"""model_init_kwargs=\{["']dtype["']: ["'](\w+)["']\}""")
 _FIELD = re.compile(r"""\b([a-z][a-z0-9_]*)=("[^"]*"|'[^']*'|[+-]?\d[\d.e_+-]*\d|\d|True|False|None)(?![\w=])""")
 _QUOTES = "\"'"
+_DROPS = re.compile(r"to drop all such rows: dataset = dataset\.filter\(lambda row: row\[.+?\]\)")
 _RENAMES = re.compile(r"dataset = dataset\.rename_columns?\((.+?)\)(?=$|[\s.;])")
 
 
@@ -30,6 +31,7 @@ def in_flags(text: str, fields: Collection[str]) -> str:
     for python, flag in _WHOLE.items():
         text = text.replace(python, flag)
     text = _RENAMES.sub(_columns, text)
+    text = _DROPS.sub("mend the file, or take such rows out of it", text)
     text = _DTYPE.sub(r"--dtype \1", text)
     text = _FIELD.sub(lambda found: _flag(found, fields), text)
     return re.sub(

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from hf_rlx.data.formats import check_container, rename_hint
+from hf_rlx.data.formats import about_row, check_container, rename_hint
 from hf_rlx.data.pair_checks import check_answer
 from hf_rlx.data.pair_encoding import RankedGroup, encode_answers, template_arguments
 from hf_rlx.data.special_tokens import SpecialTokens
@@ -57,7 +57,7 @@ def check_demonstrations(dataset: Any, name: str) -> None:
         try:
             _check_row(dataset[index])
         except ValueError as error:
-            raise ValueError(f"{name}: row {index} {error}") from error
+            raise ValueError(f"{name}: row {index} {error}{about_row(dataset[index])}") from error
 
 
 def encode_demonstration(

@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 _LIKELY = ("question", "query", "instruction", "input", "text", "messages", "conversations", "problem")
+_IDS = re.compile(r"id$|(^|_)(ids|mask)$", re.IGNORECASE)  # columns of numbers, which are nobody's text
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+# In a name of several words: what the column has about the text that the other word names.
+_ABOUT = {"category", "count", "date", "index", "kind", "label", "language", "len", "length", "level", "logprob"}
+_ABOUT |= {
+    "logprobs",
+    "margin",
+    "model",
+    "name",
+    "rank",
+    "rating",
+    "score",
+    "source",
+    "tokens",
+    "topic",
+    "type",
+    "url",
+}
 _CHARACTERS_A_TOKEN = 20
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -49,7 +68,8 @@ def check_prompts(dataset: Any, name: str, max_characters: int | None = None) ->
     for index, prompt in enumerate(_prompts_of(dataset, name)):
         problem = problem_of(prompt)
         if problem is not None:
-            raise ValueError(f"{name}: row {index} {problem}; give it text or messages, or drop it")
+            row = about_row(dataset[index])
+            raise ValueError(f"{name}: row {index} {problem}; give it text or messages, or drop it{row}")
         this = "plain text" if isinstance(prompt, str) else "messages"
         kind = kind or this
         if this != kind:
@@ -108,32 +128,60 @@ def check_container(dataset: Any, name: str) -> None:
         raise ValueError(f"{name} is empty")
 
 
+def about_row(row: Any) -> str:
+    """Behind what is said of a row by its number, which after a shuffle is no line of a file: the row, shortened, and
+    where a text is empty how all such rows are dropped; nothing of what is no row."""
+    if not isinstance(row, dict):
+        return ""
+    shown = ", ".join(f"{key!r}: {_short(value)}" for key, value in itertools.islice(row.items(), 6))
+    empty = next((c for c in ("prompt", "chosen", "rejected", "completion", "text") if c in row and not row[c]), None)
+    drop = f'; to drop all such rows: dataset = dataset.filter(lambda row: row["{empty}"])' if empty else ""
+    return f". The row: {{{shown}{', ...' if len(row) > 6 else ''}}}{drop}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def rename_hint(columns: Sequence[str], missing: Sequence[str], aliases: Mapping[str, Collection[str]]) -> str:
     """How a dataset gets its missing columns, to be put behind a sentence that names them.
 
     Args:
         columns: that it has. missing: that it lacks. aliases: what each column is called elsewhere.
     """
+    if any(column.lower().endswith("input_ids") for column in columns):
+        return ". Rows are text or messages here, not token ids: leave out the map that tokenizes"
     found = renames(columns, missing, aliases)
     if found:
         return f". If so: dataset = dataset.rename_columns({found})"
     return f'. If one is there under another name: dataset = dataset.rename_column("that name", "{missing[0]}")'
 
 
-def renames(columns: Sequence[str], missing: Sequence[str], aliases: Mapping[str, Collection[str]]) -> dict[str, str]:
+def renames(
+    columns: Sequence[str], missing: Sequence[str], aliases: Mapping[str, Collection[str]], words: bool = True
+) -> dict[str, str]:
     """Columns that may be the missing ones under another name, in other letters or misspelt: found -> missing.
 
-    Args: see `rename_hint`.
+    Args: see `rename_hint`; words: also by one of several words, as in `good answer`.
     """
-    free = {c.lower(): c for c in columns if c not in aliases and not c.lower().endswith("id")}
+    free = {c.lower(): c for c in columns if c not in aliases and not _IDS.search(c)}
     found: dict[str, str] = {}
     for wanted in missing:
         likely = [free[c] for c in (wanted, *aliases[wanted]) if c in free]
         likely += [free[c] for c in difflib.get_close_matches(wanted, free, n=2, cutoff=0.7)]
+        if words:
+            likely += [c for c in free.values() if _says(c, (wanted, *aliases[wanted]))]
         new = next((c for c in likely if c not in found), None)
         if new is not None:
             found[new] = wanted
     return found
+
+
+def _says(column: str, names: Collection[str]) -> bool:
+    """Whether one of the words of a column's name is one of `names`, and none says that it is something else."""
+    words = {word.lower() for word in _WORD.findall(column)}
+    return not words.isdisjoint(names) and words.isdisjoint(_ABOUT)
 
 
 def _check_columns(columns: list[str], name: str) -> None:
@@ -146,9 +194,14 @@ def _check_columns(columns: list[str], name: str) -> None:
         )
     if "prompt" in columns:
         return
-    alike = [c for c in difflib.get_close_matches("prompt", columns, cutoff=0.75) if not c.lower().endswith("id")]
-    alike += [c for c in columns if "prompt" in c.lower() and not c.lower().endswith("id")]
-    alike += [*renames(columns, ("prompt",), {"prompt": _LIKELY}), *columns]
+    if any(column.lower().endswith("input_ids") for column in columns):
+        raise ValueError(
+            f"{name} has no column `prompt`; it has {columns}. Prompts are text or messages here, not token ids: "
+            "leave out the map that tokenizes"
+        )
+    alike = [c for c in difflib.get_close_matches("prompt", columns, cutoff=0.75) if not _IDS.search(c)]
+    alike += [c for c in columns if "prompt" in c.lower() and not _IDS.search(c)]
+    alike += [*renames(columns, ("prompt",), {"prompt": _LIKELY}), *(c for c in columns if not _IDS.search(c))]
     likely = alike[0] if alike else "question"
     raise ValueError(
         f"{name} has no column `prompt`; it has {columns}. If `{likely}` is the prompt: "

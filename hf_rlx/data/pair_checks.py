@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hf_rlx.data.formats import check_container, problem_of, rename_hint, renames
+from hf_rlx.data.formats import about_row, check_container, problem_of, rename_hint, renames
 
 # Columns under other names, and what to call them.
 _ALIASES = {
-    "chosen": ("accepted", "preferred", "better", "positive", "winner", "chosen_response", "response_chosen", "win"),
-    "rejected": ("dispreferred", "worse", "negative", "loser", "rejected_response", "response_rejected", "lose"),
+    "chosen": ("accepted", "preferred", "better", "good", "best", "positive", "winner", "chosen_response", "win"),
+    "rejected": ("dispreferred", "worse", "bad", "worst", "negative", "loser", "rejected_response", "lose"),
     "responses": ("answers", "completions", "candidates", "outputs"),
     "ranks": ("rank", "ranking", "order"),
     "scores": ("score", "ratings", "rewards"),
@@ -43,7 +43,7 @@ def check_preferences(dataset: Any, name: str) -> None:
         try:
             check_row(dataset[index])
         except ValueError as error:
-            raise ValueError(f"{name}: row {index} {error}") from error
+            raise ValueError(f"{name}: row {index} {error}{about_row(dataset[index])}") from error
 
 
 def _check_columns(columns: list[str], name: str) -> None:
@@ -71,7 +71,7 @@ def _check_columns(columns: list[str], name: str) -> None:
 
 def _check_hidden_prompt(row: dict[str, Any], columns: list[str], name: str) -> None:
     """Refuse a prompt under another name that the answers do not hold: it would silently be left out."""
-    likely = None if "prompt" in columns else next(iter(renames(columns, ("prompt",), _ALIASES)), None)
+    likely = None if "prompt" in columns else next(iter(renames(columns, ("prompt",), _ALIASES, False)), None)
     answers = row.get("responses") or [row.get("chosen"), row.get("rejected")]
     if likely is None or row[likely] is None or "chosen_ids" in row or not isinstance(answers, list | tuple):
         return

@@ -118,6 +118,9 @@ def _read_csv(path: Path, renames: Mapping[str, str]) -> list[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
+            names = list(reader.fieldnames or ())
+            if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+                raise ValueError(f"{path} has two columns called {twice[0]!r}; rename one of them")
             rows = []
             for row in reader:
                 if None in row or None in row.values():

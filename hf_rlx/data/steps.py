@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from hf_rlx.data.formats import PromptError, check_container, rename_hint
+from hf_rlx.data.formats import PromptError, about_row, check_container, rename_hint
 from hf_rlx.data.pair_checks import check_answer
 from hf_rlx.data.pair_encoding import EncodedAnswers, RankedGroup, fit
 from hf_rlx.data.special_tokens import SpecialTokens
@@ -220,7 +220,7 @@ def check_step_rows(dataset: Any, name: str, separator: str = "\n", ratings: boo
         try:
             _check_row(row, ratings)
         except ValueError as error:
-            raise ValueError(f"{name}: row {index} {error}") from error
+            raise ValueError(f"{name}: row {index} {error}{about_row(row)}") from error
         inside += sum(separator in step.removesuffix(separator).strip() for step in row["completions"])
     return inside
 

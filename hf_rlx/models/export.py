@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from huggingface_hub import ModelCard
 from peft import PeftConfig
+from peft.tuners.tuners_utils import check_target_module_exists
 
 from hf_rlx.assets import tiny_arith_path
 from hf_rlx.cards import RunFacts, facts_from_folder, write_beside
@@ -58,6 +59,7 @@ def merge(
         raise ValueError(f"{folder} holds the adapter of a classifier; only policies are merged")
     name = base or config.base_model_name_or_path
     loaded = _base(place, name, None if base else config.revision)
+    _untie(loaded, config)
     model: Any = storage.load_model(source, None, loaded, False, None, {})
     try:
         merged: Any = model.merge_and_unload(safe_merge=True)
@@ -79,6 +81,18 @@ def merge(
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return out
+
+
+def _untie(model: Any, config: PeftConfig) -> None:
+    """Give embedding and head each its own weights, where they share them and the adapter changes one: merged into
+    the shared weights, its change would reach both."""
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    if None in ends or ends[0].weight is not ends[1].weight:
+        return
+    names = [name for name, module in model.named_modules() if any(module is end for end in ends)]
+    if any(check_target_module_exists(config, name) for name in names):
+        ends[1].weight = torch.nn.Parameter(ends[1].weight.detach().clone())
+        model.config.tie_word_embeddings = False
 
 
 def _base(folder: Path, name: str | None, revision: str | None) -> Any:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -20,6 +21,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from hf_rlx.assets import tiny_arith_path
 
@@ -79,21 +81,42 @@ def load_causal_lm(name_or_path: str | Path, quantization_config: Any = None, **
     """
     source, extra = _resolve(str(name_or_path))
     kwargs = {"dtype": torch.float32, **extra, **kwargs}
-    if isinstance(kwargs["dtype"], str) and kwargs["dtype"] != "auto":
-        kwargs["dtype"] = getattr(torch, kwargs["dtype"])
+    kwargs["dtype"] = dtype_of(kwargs["dtype"])
     if quantization_config is not None:
         kwargs["quantization_config"] = quantization_config
     if "gguf_file" not in kwargs:
         config = load_config(source, **kwargs)
         if getattr(config, "is_encoder_decoder", False):
             raise ValueError(f"{name_or_path} is an encoder-decoder model; hf_rlx trains decoder-only models")
-    model = AutoModelForCausalLM.from_pretrained(source, **kwargs)
+        if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False):
+            raise ValueError(
+                f"{name_or_path} is an encoder ({config.model_type}), whose attention sees what comes after a token "
+                "too; hf_rlx trains decoder-only models"
+            )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(source, **kwargs)
+    except SafetensorError as error:
+        raise ValueError(f"a file of weights of {name_or_path} is damaged ({error}); fetch or save it anew") from error
     if "gguf_file" in kwargs and quantization_config is None:
         _forget_gguf(model)
     if str(name_or_path) == SMOLLM2:
         # An adapter names its base: the model's own id, not the folder it was found in.
         model.name_or_path = model.config.name_or_path = _SMOLLM2_HUB
     return model
+
+
+def dtype_of(name: Any) -> Any:
+    """A type of weights by its name, such as "bfloat16"; "auto" and types as they are.
+
+    Raises:
+        ValueError: another text.
+    """
+    if not isinstance(name, str) or name == "auto":
+        return name
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ValueError(f"weights are of float32, bfloat16, float16 or auto, not of {name!r}")
+    return found
 
 
 def load_config(source: str, trust_remote_code: bool = False, **kwargs: Any) -> Any:

@@ -25,6 +25,13 @@ from hf_rlx.models.sharding import share_of, whole
 if TYPE_CHECKING:
     from hf_rlx.models.shared import SharedModel
 
+IN_WORDS = {
+    "adapters_off": "the base with its adapters off",
+    "adapter_copy": "a frozen copy of the adapter that training starts from",
+    "model_copy": "a frozen copy of the model that training starts from, a second model in memory",
+}
+"""Each `kind` for people."""
+
 
 def kind(shared: SharedModel) -> str:
     """`"adapters_off"`, `"adapter_copy"` or `"model_copy"`."""

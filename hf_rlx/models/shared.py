@@ -157,7 +157,7 @@ class SharedModel(ModelFace):
 
     def forward(
         self,
-        groups: Sequence[Group],
+        groups: Sequence[Group] | None = None,
         *,
         temperature: float = 1.0,
         want_entropy: bool = False,
@@ -165,8 +165,10 @@ class SharedModel(ModelFace):
         want_values: bool = False,
         score: str | None = None,
         ends: Sequence[Sequence[int]] | None = None,
-    ) -> TokenScores | Tensor:
-        """Log-probs (and entropies, critic values) of every response token, in the current role.
+        **inputs: Any,
+    ) -> TokenScores | Tensor | Any:
+        """Log-probs (and entropies, critic values) of every response token, in the current role; without `groups` the
+        transformers model's own forward, with its own result.
 
         Args:
             groups: P groups; their prompts are computed once each.
@@ -174,10 +176,13 @@ class SharedModel(ModelFace):
             want_entropy, entropy_grad: also entropies; differentiably.
             want_values: also the critic head's value before each token.
             score, ends: the role whose `score` is wanted instead, in one row; at `ends`.
+            inputs: of the transformers model, e.g. `input_ids`, `attention_mask`, `labels`; instead of `groups`.
 
         Returns:
             `TokenScores`, (B, R), rows in group order; with `score` a (B,) tensor.
         """
+        if groups is None or inputs or isinstance(groups, Tensor):
+            return self.forward_plain(groups, inputs)
         if score is not None:
             return self.score(groups, score, None, ends)
         model = self._active

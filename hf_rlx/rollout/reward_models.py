@@ -41,6 +41,8 @@ LARGEST_REWARD = 1e30  # beyond it squares overflow float32, and the gradient of
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 _STANDARD = str(Path(os.__file__).resolve().parent) + os.sep
 _LINE = re.compile(r'^  File "(.+?)", line (\d+), in (\S+)', re.MULTILINE)  # of a traceback
+GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+"""What every call has, whatever the dataset's columns."""
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
@@ -97,12 +99,7 @@ class RewardFunction:
             elif parameter.name in given and parameter.kind is not parameter.VAR_POSITIONAL:
                 kwargs[parameter.name] = given[parameter.name]
             elif parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL:
-                near = difflib.get_close_matches(parameter.name, given, n=1)
-                hint = f" (did you mean {near[0]!r}?)" if near else ""
-                raise RewardError(
-                    f"{self.title} requires the parameter {parameter.name!r}, which no dataset "
-                    f"column gives{hint}; available: {', '.join(sorted(given))}"
-                )
+                raise RewardError(f"{self.title} requires the parameter {_not_given(parameter.name, given)}")
         return args, kwargs
 
     def where(self, lists: dict[str, list], row: int) -> str:
@@ -184,15 +181,31 @@ class RewardCall:
             raise self.wrong(f"returned {_typed(value)}; expected a list of {count} {what}")
         items = value.tolist() if array else list(value)
         if len(items) != count:
-            raise self.wrong(f"returned {len(items)} {what}; expected {count}")
+            raise self.wrong(f"returned {len(items)} {what}; expected {count}{self._of_what()}")
         for column, logged in self.extra.items():
             if len(logged) != count:
                 raise self.wrong(f"logged {len(logged)} values for {column!r}; expected {count}")
         return items
 
+    def _of_what(self) -> str:
+        """What one call is made for."""
+        first, *others = (self.lists["prompts"][row] for row in self.rows)
+        whose = "one prompt" if all(prompt == first for prompt in others) else "several prompts"
+        return f", one each (it is called for the {len(self.rows)} completions of {whose} at a time)" if others else ""
+
     def wrong(self, what: str, index: int = 0) -> RewardError:
         """The error that says `what` the function did, about the row at `index` of this call."""
         return RewardError(f"{self.func.title} {what}{self.func.where(self.lists, self.rows[index])}")
+
+
+def _not_given(name: str, given: dict[str, Any]) -> str:
+    """A parameter that nothing gives, with what there is. A column may be meant by a name that is only alike; one of
+    the other arguments where it is misspelt."""
+    columns = [column for column in given if column not in GIVEN]
+    near = difflib.get_close_matches(name, columns, n=1) or difflib.get_close_matches(name, GIVEN, n=1, cutoff=0.85)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    there = f"the columns are {', '.join(sorted(columns))}" if columns else "there are none besides the prompt"
+    return f"{name!r}, which no dataset column gives{hint}; {there}; always given are {', '.join(GIVEN)}"
 
 
 def raised_at(error: BaseException) -> str:

@@ -115,7 +115,10 @@ class RewardScorer(AbstractContextManager):
         self.functions = prepare(reward_funcs, names, reward_processing_classes, model_init_kwargs, device)
         self.names = [func.name for func in self.functions]
         if weights is not None and len(weights) != len(self.names):
-            raise ValueError(f"{len(weights)} weights for {len(self.names)} reward functions: {self.names}")
+            raise ValueError(
+                f"reward_weights has {len(weights)} weights for {len(self.names)} reward functions: {self.names}; "
+                "give one each, in their order"
+            )
         self.weights = torch.tensor([1.0] * len(self.names) if weights is None else list(weights), dtype=torch.float64)
         self.trainer_state, self.max_unscored = trainer_state, max_unscored
         self.unscored = 0  # rollouts in a row without any score

@@ -13,13 +13,11 @@ from torch import nn
 
 from hf_rlx.data.formats import check_container
 from hf_rlx.rollout.classifier import name_of
-from hf_rlx.rollout.reward_models import _DOTTED, RewardError, RewardFunction, resolve
+from hf_rlx.rollout.reward_models import _DOTTED, GIVEN, RewardError, RewardFunction, resolve
 
 logger = logging.getLogger(__name__)
 
-# What every call has; `prompt` and `completion` of a row are hidden by the first two.
-GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-_HIDDEN = ("prompt", "completion", "completion_ids")
+_HIDDEN = ("prompt", "completion", "completion_ids")  # columns that arguments of every call stand in front of
 _ROWS = 256  # of a plain list, that its columns are taken from
 
 

@@ -249,6 +249,12 @@ class BaseTrainer(Trainer):
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         self.keeper.end_of_step(lambda: super(BaseTrainer, self)._maybe_log_save_evaluate(*args, **kwargs))
 
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        try:
+            return super()._determine_best_metric(metrics, trial)
+        except KeyError as error:
+            raise ValueError(f"{error.args[0]}; set metric_for_best_model to one of them") from error
+
     def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
         with self.keeper.evaluating():
             return super()._evaluate(*args, **kwargs)
@@ -336,8 +342,12 @@ class BaseTrainer(Trainer):
         with ready_to_push(self, token):
             super().init_hf_repo(token, private)
 
-    def create_model_card(self, **facts: Any) -> None:  # type: ignore[override]
-        """Write the card into `output_dir`, from what the trainer knows and `facts` (fields of `RunFacts`)."""
+    def create_model_card(  # type: ignore[override]
+        self, model_name: str | None = None, dataset_name: Any = None, tags: Any = None, **facts: Any
+    ) -> None:
+        """Write the card into `output_dir`, from what the trainer knows and what is given: fields of `RunFacts`, or
+        the names that TRL and transformers have for them; None is not given."""
+        facts |= {"model_name": model_name, "dataset_name": dataset_name, "tags": tags}
         if self.is_world_process_zero():
             model_card.write(self, Path(str(self.args.output_dir)), **facts)
 

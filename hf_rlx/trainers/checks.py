@@ -13,13 +13,14 @@ from typing import Any
 
 from peft import PeftConfig, PeftModel
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainingArguments
 
 from hf_rlx.models.classifier import is_classifier
 from hf_rlx.models.roles import POLICY
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.trainers import checkpointing
 from hf_rlx.trainers.config import BaseConfig
+from hf_rlx.trainers.overrides import ignored_override
 from hf_rlx.trainers.removed_fields import replacement
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,13 @@ def check_arguments(
     Raises:
         TypeError: names the argument, what it got, and what to pass instead.
     """
+    if isinstance(model, TrainingArguments):
+        name = config.__name__.replace("Config", "Trainer")
+        rewards = "reward_funcs=..., " if "num_generations" in config.__dataclass_fields__ else ""
+        raise TypeError(
+            f"the model comes first, not {_kind(model)}: {name}(model, {rewards}args=config, train_dataset=..., "
+            "processing_class=tokenizer)"
+        )
     if not isinstance(args, config):
         raise TypeError(
             f"args must be a hf_rlx.{config.__name__}, got {_kind(args)}{_args_hint(args, config.__name__)}"
@@ -98,6 +106,8 @@ _RENAMED = {
 _LEFT_OUT = {
     "formatting_func": "dataset = dataset.map(...) makes the text beforehand",
     "data_collator": "rows become packed groups; change the dataset instead",
+    "compute_loss_func": "a subclass may override `minibatch_loss` (GRPO, PPO), `pair_objective` or `pair_loss`",
+    "optimizer_cls_and_kwargs": "pass optimizers=(optimizer, scheduler), or args with optim and optim_args",
     "model_init": "pass the model, or its name, as model=",
     "compute_metrics": "evaluate() has the metrics",
     "preprocess_logits_for_metrics": "evaluate() has the metrics",
@@ -106,12 +116,17 @@ _LEFT_OUT = {
 
 
 def name_arguments(trainer: Any) -> None:
-    """Make the constructor of a trainer's class name what an unknown argument is called, or where it belongs.
+    """Make the constructor of a trainer's class name what an unknown argument is called, or where it belongs, and
+    refuse a subclass that overrides what is never called.
 
     Args:
-        trainer: the class; one without a constructor of its own, or that takes anything, stays as it is.
+        trainer: the class; one without a constructor of its own, or that takes anything, takes what it took.
     """
     original = vars(trainer).get("__init__")
+    if ignored_override(trainer) is not None:
+        original = _refusing(trainer.__init__)
+        trainer.__init__ = original
+        return
     known = {} if original is None else inspect.signature(original).parameters
     if original is None or any(p.kind is p.VAR_KEYWORD for p in known.values()):
         return
@@ -124,6 +139,18 @@ def name_arguments(trainer: Any) -> None:
         original(self, *args, **kwargs)
 
     trainer.__init__ = init
+
+
+def _refusing(original: Any) -> Any:
+    """A constructor that says what its class overrides in vain; one that a subclass has put right goes on."""
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if (problem := ignored_override(type(self))) is not None:
+            raise TypeError(problem)
+        original(self, *args, **kwargs)
+
+    return init
 
 
 def unknown_argument(trainer: Any, name: str) -> TypeError:
@@ -141,7 +168,8 @@ def _instead(trainer: Any, name: str, known: list[str]) -> str:
         return f"; it is called `{_RENAMED[name]}`"
     written = str(inspect.get_annotations(trainer).get("args"))
     config = getattr(sys.modules.get(trainer.__module__), written, None)
-    if config is not None and name in getattr(config, "__dataclass_fields__", {}):
+    field = getattr(config, "__dataclass_fields__", {}).get(name)
+    if field is not None and not str(field.metadata.get("help", "")).startswith("Not carried"):
         return f"; it belongs to the configuration: args={written}({name}=...)"
     if name in _LEFT_OUT:
         return f"; {_LEFT_OUT[name]}"

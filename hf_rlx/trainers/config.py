@@ -6,6 +6,8 @@ import dataclasses
 import difflib
 import functools
 import json
+import logging
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, TypeVar, get_args
@@ -17,7 +19,9 @@ from hf_rlx.data.special_tokens import SpecialTokens
 from hf_rlx.models.loading import mixed_precision_for
 from hf_rlx.secrets import masked
 from hf_rlx.trainers.ranges import check_ranges
-from hf_rlx.trainers.removed_fields import REMOVED_FIELDS, replacement
+from hf_rlx.trainers.removed_fields import REMOVED_FIELDS, changes_nothing, replacement
+
+logger = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=type)
 
@@ -28,31 +32,52 @@ CPU_UPDATE_TOKENS = 768
 
 def strict(cls: C) -> C:
     """Class decorator of a configuration: an unknown field names the nearest known one or its replacement, and what
-    is printed holds no secret.
+    is printed holds no secret. A removed field at the default that it had is passed over with a note in the log.
 
     Raises (from the constructor):
-        TypeError: an unknown or removed field.
+        TypeError: unknown or removed fields, all of them.
     """
     original: Any = cls.__init__  # type: ignore[misc]
     known = {f.name for f in dataclasses.fields(cls) if f.init}
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        for name in kwargs:
-            if name in known:
-                continue
-            if (instead := replacement(name, known)) is not None:
-                once = " any more" if name in REMOVED_FIELDS else ""
-                raise TypeError(f"{cls.__name__} has no field `{name}`{once}; use {instead}")
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-            hint = f"; did you mean `{near[0]}`?" if near else ""
-            raise TypeError(f"{cls.__name__} has no field `{name}`{hint}")
+        refuse_unknown(cls, kwargs, known)
         original(self, *args, **kwargs)
 
     cls.__init__ = init  # type: ignore[misc]
+    # `HfArgumentParser` cannot parse a dictionary: it hands on text, as JSON, which `__post_init__` reads.
+    written = vars(cls).get("__annotations__", {})
+    dictionaries = [name for name, text in written.items() if text == "dict[str, Any] | None"]
+    written.update(dict.fromkeys(dictionaries, "dict[str, Any] | str | None"))
     # A dataclass writes its own, which would show `hub_token` in every traceback and log.
     cls.__repr__ = cls.__str__ = _shown  # type: ignore[method-assign, assignment]
     return cls
+
+
+def refuse_unknown(cls: type, given: dict[str, Any], known: Collection[str], **replaced: str) -> None:
+    """Refuse what a configuration does not have, and take out of `given` what changes nothing.
+
+    Args:
+        cls: the configuration. given: arguments by name. known: names that it takes.
+        replaced: names of this configuration alone, and what to write instead.
+
+    Raises:
+        TypeError: says of every unknown name what to write instead.
+    """
+    wrong = []
+    for name in [name for name in given if name not in known]:
+        instead = replaced.get(name) or replacement(name, known)
+        if changes_nothing(name, given[name]):
+            logger.info("%s has no field %s; %r, its default, changes nothing", cls.__name__, name, given.pop(name))
+        elif instead is not None:
+            once = " any more" if name in REMOVED_FIELDS and name not in replaced else ""
+            wrong.append(f"no field `{name}`{once}; use {instead}")
+        else:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+            wrong.append(f"no field `{name}`" + (f"; did you mean `{near[0]}`?" if near else ""))
+    if wrong:
+        raise TypeError(f"{cls.__name__} has " + "\n- and ".join(wrong))
 
 
 def _shown(config: Any) -> str:
@@ -125,7 +150,8 @@ class BaseConfig(TrainingArguments):
         check_ranges(self)
         if self.label_smoothing_factor or self.neftune_noise_alpha is not None:
             raise ValueError(
-                "label_smoothing_factor and neftune_noise_alpha belong to supervised training; remove them"
+                "label_smoothing_factor and neftune_noise_alpha are not carried: embeddings get no noise, and labels "
+                "are hard; remove them"
             )
         device = torch.device("cuda" if torch.cuda.is_available() and not self.use_cpu else "cpu")
         precision = mixed_precision_for(device)
@@ -148,6 +174,8 @@ class BaseConfig(TrainingArguments):
                 f"special_tokens_in_messages must be one of {get_args(SpecialTokens)}, got "
                 f"{self.special_tokens_in_messages!r}"
             )
+        if self.torch_compile and device.type == "cpu":
+            raise ValueError("torch_compile on a CPU is not carried: its products go through oneDNN; leave it off")
         if self.deepspeed and find_spec("deepspeed") is None:
             raise ImportError('deepspeed=... needs DeepSpeed: pip install "hf_rlx[deepspeed]", or leave it out')
         for name in ("model_init_kwargs", "generation_kwargs", "chat_template_kwargs"):

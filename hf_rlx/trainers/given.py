@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from hf_rlx.trainers.config import BaseConfig
 
 
+_LOADED_WITH = "loaded_with"
+
+
+def note_loading(shared: SharedModel, args: BaseConfig) -> None:
+    """Remember that `shared` was loaded by name with `model_init_kwargs`, for constructors that it goes on to."""
+    vars(shared)[_LOADED_WITH] = dict(args.model_init_kwargs or {})
+
+
 def as_shared_model(
     model: str | PreTrainedModel | PeftModel | SharedModel,
     args: BaseConfig,
@@ -33,16 +41,18 @@ def as_shared_model(
         if peft_config is not None and args.device.type == "cuda" and (args.bf16 or args.fp16):
             # A frozen base needs no float32 master copy; rollouts read half the bytes. Adapters stay float32.
             kwargs["dtype"] = torch.bfloat16 if args.bf16 else torch.float16
-        return SharedModel.from_pretrained(
+        shared = SharedModel.from_pretrained(
             Path(model) if isinstance(model, os.PathLike) else model,
             peft_config=peft_config,
             quantization_config=quantization_config,
             packing=args.packing,
             **{**kwargs, **(args.model_init_kwargs or {})},
         )
+        note_loading(shared, args)
+        return shared
     if quantization_config is not None:
         raise ValueError("quantization_config works with a model name; a model in memory has been loaded")
-    if args.model_init_kwargs:
+    if args.model_init_kwargs and vars(model).get(_LOADED_WITH) != args.model_init_kwargs:
         raise ValueError("model_init_kwargs works with a model name; a model in memory has been made already")
     if isinstance(model, SharedModel):
         if peft_config is not None:
@@ -68,4 +78,4 @@ def tokenizer_of(model: Any, shared: SharedModel) -> PreTrainedTokenizerBase:
     return load_tokenizer(name)
 
 
-__all__ = ["as_shared_model", "tokenizer_of"]
+__all__ = ["as_shared_model", "note_loading", "tokenizer_of"]

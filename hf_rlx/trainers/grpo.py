@@ -215,6 +215,9 @@ class GRPOTrainer(OnlineTrainer):
             (end of the step in characters, reward); their advantages reach the tokens up to each step's end
             (process supervision, DeepSeekMath section 4.1.3).
 
+    A subclass may replace a part: `sample`, `compute_rewards` (by default `shape_rewards`), `compute_advantages`,
+    `minibatch_loss`.
+
     Example:
         >>> trainer = GRPOTrainer("tiny", NumberVerifier("whole"), GRPOConfig("runs/x"), train_dataset=task.train)
         >>> trainer.train()

@@ -1,7 +1,7 @@
 """The loop of every algorithm that learns from its own samples.
 
     collect(rows):  sample     generate K completions a prompt; finished groups are scored meanwhile
-                    shape      overlong penalty, KL in the reward
+                    shape      `compute_rewards`: overlong penalty, KL in the reward
                     advantages the algorithm's own
                     deal       kept completions to micro-steps, with log-probs of what sampled and of the reference
     update(batch):  one packed forward and backward per micro-step
@@ -26,6 +26,7 @@ from transformers import TrainerCallback
 
 from hf_rlx.data.formats import check_all_prompts, naming_rows
 from hf_rlx.functional import AdaptiveKLController, FixedKLController, soft_overlong
+from hf_rlx.models import reference
 from hf_rlx.models.roles import POLICY
 from hf_rlx.models.sharding import whole_weights
 from hf_rlx.models.shared import SharedModel
@@ -155,7 +156,8 @@ class OnlineTrainer(BaseTrainer):
     def collect(self, rows: list[dict[str, Any]]) -> list[MiniBatch]:
         """Rollouts for `rows`, as the micro-batches of all passes over them."""
         rollouts = self.sample(rows)
-        self.shape_rewards(rollouts)
+        if self.compute_rewards(rollouts) is not None:  # type: ignore[func-returns-value]
+            raise TypeError("compute_rewards returns nothing: it changes `total` of every rollout")
         self.compute_advantages(rollouts)
         batches = self.minibatches(rollouts)
         self.tables.add("train", self.state.global_step, rollouts, self._scores)
@@ -227,7 +229,7 @@ class OnlineTrainer(BaseTrainer):
     def prepare_roles(self, shared: SharedModel, args: BaseConfig) -> None:
         """A reference, unless nothing is held near it."""
         if isinstance(args, OnlineConfig) and args.beta > 0:
-            logger.info("reference: %s", shared.prepare_reference(anew=True))
+            logger.info("reference: %s", reference.IN_WORDS[shared.prepare_reference(anew=True)])
 
     def sample(self, rows: list[dict[str, Any]]) -> list[Rollout]:
         """Generate and score; with `dynamic_sampling`, replace groups without signal by fresh prompts."""
@@ -272,6 +274,11 @@ class OnlineTrainer(BaseTrainer):
                     poll=self.keeper.stop_if_alone,
                 ),
             )
+
+    def compute_rewards(self, rollouts: list[Rollout]) -> None:
+        """Hook: set `total` (K,) of every rollout, which has the weighed sum of its `rewards` (K, functions); NaN: not
+        scored. By default `shape_rewards`."""
+        self.shape_rewards(rollouts)
 
     def shape_rewards(self, rollouts: list[Rollout]) -> None:
         """Add what is not a reward function's business: DAPO's soft overlong penalty (2503.14476 eq. 13)."""

@@ -89,7 +89,9 @@ def check_number(name: str, value: Any, *, above: float = -math.inf, at_least: f
 
 _INSTEAD = {
     "data_collator": "rows become packed groups; change the dataset instead",
-    "compute_metrics": "evaluate() gives rewards, margins, accuracies with their interval, log-probs and KL",
+    "compute_metrics": "evaluate() has the metrics, of pairs rewards, margins, accuracies with their interval and KL",
+    "compute_loss_func": "a subclass may override `pair_loss`",
+    "formatting_func": "dataset = dataset.map(...) makes the text beforehand",
     "preprocess_logits_for_metrics": "no logits are kept; evaluate() has the metrics",
     "model_init": "pass the model, or its name, as model=",
 }

@@ -1,12 +1,62 @@
-"""Where DPO, IPO, SimPO and ORPO differ from TRL 1.16 on purpose; a part of `hf_rlx.trainers.differences`."""
+"""Where DPO, IPO, SimPO, ORPO and supervised fine-tuning differ from TRL 1.16 on purpose; a part of
+`hf_rlx.trainers.differences`."""
 
 from __future__ import annotations
 
+from typing import Any
+
 _PARITY = "tests/parity/test_dpo.py::"
 _TRAINERS = "tests/trainers/test_dpo.py::"
+_SFT = "tests/trainers/test_sft.py::"
+_KEYS = "tests/parity/test_log_keys.py::"
+_DEFAULTS = "tests/parity/test_contract.py::test_defaults_are_trl_s_but_for_the_table"
 
 # Behaviour -> what TRL does, what we do, why, the test that proves it.
-PAIR_DIFFERENCES: dict[str, tuple[str, str, str, str]] = {
+PAIR_DIFFERENCES: dict[str, tuple[Any, Any, str, str]] = {
+    "SFTConfig.shuffle_dataset": (
+        False,
+        True,
+        "rows in a random order, every epoch its own, as everywhere",
+        _DEFAULTS,
+    ),
+    "SFTConfig.packing": (
+        False,
+        True,
+        "rows are whole and no token sees another row, so packing changes no number and saves the padding",
+        _DEFAULTS,
+    ),
+    "SFT: loss of messages": (
+        "over the whole conversation, or with assistant_only_loss over all turns of the assistant",
+        "over the assistant's last turn; each turn may be a row of its own",
+        "an answer is learned in the words in which the policy will be asked for it",
+        _SFT + "test_messages_learn_the_last_turn",
+    ),
+    "SFT: fields that are not carried": (
+        "dft loss, packing strategies, dataset_text_field, dataset_kwargs, completion_only_loss=False, "
+        "assistant_only_loss; data_collator, formatting_func, compute_loss_func",
+        "their defaults pass; anything else is refused by name, never ignored",
+        "few ideas, each tested",
+        "tests/trainers/test_from_trl.py::test_sft_takes_trl_s_defaults_and_refuses_the_rest",
+    ),
+    "SFT: log keys": (
+        "mean_token_accuracy",
+        "not logged; loss, entropy, num_tokens as there, and eval_perplexity",
+        "no logits are kept: the vocabulary is gone over in chunks",
+        _KEYS + "test_sft",
+    ),
+    "DPO, IPO, SimPO, ORPO: log keys": (
+        "logits/chosen, logits/rejected; of DPO mean_token_accuracy",
+        "not logged; rewards/..., logps/..., entropy, num_tokens as there, nll_loss of SimPO and ORPO, and lengths, "
+        "changes and intervals",
+        "no logits are kept: the vocabulary is gone over in chunks; log-probs say what a mean of logits would",
+        _KEYS + "test_pairs",
+    ),
+    "GRPO: evaluation's log keys": (
+        "eval_loss; eval_reward_std and eval_frac_reward_zero_std always",
+        "no eval_loss; the other two where num_generations_eval is above 1; intervals and accuracies beside",
+        "the loss of a policy gradient says nothing about how good the policy is, and one completion has no spread",
+        _KEYS + "test_evaluation_of_grpo",
+    ),
     "DPO: label smoothing": (
         'loss_type="sigmoid" ignores label_smoothing',
         'it is applied (cDPO), also in "sigmoid_norm"; refused where no loss reads it',

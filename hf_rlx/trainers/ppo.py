@@ -53,6 +53,7 @@ from hf_rlx.trainers.config import BaseConfig
 from hf_rlx.trainers.experience import fill_in
 from hf_rlx.trainers.observe import record_update
 from hf_rlx.trainers.online import OnlineTrainer
+from hf_rlx.trainers.overrides import Gone
 from hf_rlx.trainers.ppo_config import PPOConfig
 from hf_rlx.trainers.steps import StepReward, step_scorer_of, token_rewards
 from hf_rlx.trainers.windows import MiniBatch
@@ -83,6 +84,9 @@ class PPOTrainer(OnlineTrainer):
     Raises:
         ValueError: see `OnlineTrainer` and `hf_rlx.models.critic.prepare`. TypeError: an argument of TRL's.
 
+    A subclass may replace a part: `sample`, `compute_rewards` (by default `shape_rewards`), `compute_advantages`,
+    `minibatch_loss`.
+
     Example:
         >>> trainer = PPOTrainer("tiny", NumberVerifier("whole"), PPOConfig("runs/x"), train_dataset=task.train)
         >>> trainer.train()
@@ -91,6 +95,10 @@ class PPOTrainer(OnlineTrainer):
     args: PPOConfig
     method = "ppo"
     recalls = True
+    # Of the loop that was written by hand for TRL before 0.12.
+    step = Gone("train() samples, scores and updates; see examples/guide/migrate_from_trl.md")
+    generate = Gone("train() samples by itself; trainer.shared.generate(...) completes prompts")
+    log_stats = Gone("train() logs to report_to; a TrainerCallback with on_log sees every metric")
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from hf_rlx.trainers.config import C, described, strict
+from hf_rlx.trainers.config import C, described, refuse_unknown, strict
 from hf_rlx.trainers.online_config import OnlineConfig
 from hf_rlx.trainers.ranges import check_ranges
 
@@ -65,9 +65,8 @@ def accepts_old_names(cls: C) -> C:
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        refuse_unknown(cls, kwargs, {*taken, *WITHOUT_EFFECT, *RENAMED, "stop_token"}, **REPLACED)
         for name in list(kwargs):
-            if name in REPLACED:
-                raise TypeError(f"{cls.__name__} has no field `{name}`; use {REPLACED[name]}")
             if name in WITHOUT_EFFECT:
                 logger.warning("%s=%r has no effect: %s", name, kwargs.pop(name), WITHOUT_EFFECT[name])
             elif name in RENAMED:
@@ -84,6 +83,7 @@ def accepts_old_names(cls: C) -> C:
 
     cls.__init__ = init  # type: ignore[misc]
     known: dict[str, Any] = cls.__dataclass_fields__  # type: ignore[attr-defined]
+    taken = {name for name, spec in known.items() if spec.init}
     for old, ours in RENAMED.items():
         field = copy.copy(known[ours])  # another configuration has the same one
         aliases = [*field.metadata.get("aliases", []), f"--{old}"]

@@ -281,7 +281,7 @@ class PreferenceTrainer(BaseTrainer):
     def get_train_dataloader(self) -> DataLoader:
         """Rows, micro-batch by micro-batch; not sharded by accelerate: the sampler gives each process its own."""
         if self.train_dataset is None:
-            raise ValueError("train() needs a train_dataset with preference data")
+            raise ValueError("train() needs a train_dataset")
         self.halving.end_step()
         try_rows(self)
         if self.reference is not None:

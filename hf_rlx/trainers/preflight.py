@@ -142,12 +142,40 @@ def check_output_dir(args: Any) -> None:
 
 
 def data_checks(check: Callable[[Any, str], None], train_dataset: Any, eval_dataset: Any) -> list[Check]:
-    """`check(dataset, name)` for the training data and each of the evaluation's, for `before_loading`."""
+    """`check(dataset, name)` for the training data and each of the evaluation's, for `before_loading`; what is wrong
+    with several of them alike is told once."""
     named = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
-    return [
-        functools.partial(check, train_dataset, "train_dataset"),
-        *(functools.partial(check, dataset, f"eval_dataset {name}".strip()) for name, dataset in named.items()),
-    ]
+    datasets = {"train_dataset": train_dataset}
+    datasets |= {f"eval_dataset {name}".strip(): dataset for name, dataset in named.items()}
+    return [functools.partial(_told_once, check, datasets, name) for name in datasets]
+
+
+def _told_once(check: Callable[[Any, str], None], datasets: dict[str, Any], name: str) -> None:
+    try:
+        check(datasets[name], name)
+    except ValueError as error:
+        if type(error) is not ValueError:
+            raise
+        alike = [
+            other for other in datasets if other == name or _says(check, datasets[other], other) == _body(error, name)
+        ]
+        if alike[0] != name:
+            return  # told of that one
+        same = f". The same holds for {' and '.join(alike[1:])}" if len(alike) > 1 else ""
+        raise ValueError(f"{error}{same}") from error
+
+
+def _body(error: ValueError, name: str) -> str:
+    return str(error).removeprefix(name)
+
+
+def _says(check: Callable[[Any, str], None], dataset: Any, name: str) -> str | None:
+    """What a check has against a dataset, without its name."""
+    try:
+        check(dataset, name)
+    except ValueError as error:
+        return _body(error, name)
+    return None
 
 
 def prompt_checks(train_dataset: Any, eval_dataset: Any, reward_funcs: Any) -> list[Check]:

@@ -46,7 +46,10 @@ def one_line(logs: dict[str, Any], step: int, how: str = "", left: str = "") -> 
     if "train_runtime" in logs:
         return f"finished in {logs['train_runtime']:.0f} s"
     if "loss" in logs or "reward" in logs:
-        return f"step {step:>4}  " + "  ".join([*_shown(logs, _TRAIN), *([left] if left else [])])
+        parts = _shown(logs, _TRAIN)
+        if (means := _each_reward(logs)) and "reward" in logs:
+            parts[0] += f" ({means})"
+        return f"step {step:>4}  " + "  ".join([*parts, *([left] if left else [])])
     prefix = _prefix(logs, "_loss")
     if prefix is not None:
         held_out = {key.removeprefix(f"{prefix}_"): value for key, value in logs.items()}
@@ -68,6 +71,13 @@ def one_line(logs: dict[str, Any], step: int, how: str = "", left: str = "") -> 
 def _prefix(logs: dict[str, Any], ending: str) -> str | None:
     """Of an evaluation; a function's own metrics have its name behind a slash, whatever that ends in."""
     return next((key.removesuffix(ending) for key in logs if key.endswith(ending) and "/" not in key), None)
+
+
+def _each_reward(logs: dict[str, Any]) -> str:
+    """The mean of each reward function where there are several, weight 0 or not."""
+    start, end = "rewards/", "/mean"
+    names = [key.removeprefix(start).removesuffix(end) for key in logs if key.startswith(start) and key.endswith(end)]
+    return ", ".join(f"{name} {logs[start + name + end]:.3f}" for name in names) if len(names) > 1 else ""
 
 
 def _shown(logs: dict[str, Any], table: tuple[tuple[str, str], ...]) -> list[str]:
@@ -126,6 +136,17 @@ class TimeLeft:
         return f"{seconds / 60:.0f} min left" if seconds < 5400 else f"{seconds / 3600:.1f} h left"
 
 
+def going_on(state: Any) -> str | None:
+    """The line of a run that does not begin anew, where this process is the one that prints; else None.
+
+    Args:
+        state: a `TrainerState`, as training begins.
+    """
+    if not state.is_world_process_zero or not 0 < state.global_step < state.max_steps:
+        return None
+    return f"going on after step {state.global_step} of {state.max_steps}"
+
+
 def _line(left: TimeLeft, args: Any, state: Any, logs: dict[str, Any] | None) -> str | None:
     """The line of a log, where this process is the one that prints."""
     if not state.is_world_process_zero:
@@ -144,6 +165,8 @@ class OneLineProgress(ProgressCallback):
         """Called by the Trainer."""
         super().on_train_begin(args, state, control, **kwargs)
         self.left.begin(state.global_step, first=True)
+        if (line := going_on(state)) is not None:
+            tqdm.write(line)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by the Trainer."""
@@ -166,6 +189,8 @@ class OneLinePrinter(PrinterCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by the Trainer."""
         self.left.begin(state.global_step, first=True)
+        if (line := going_on(state)) is not None:
+            print(line, flush=True)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by the Trainer."""

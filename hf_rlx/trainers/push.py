@@ -20,6 +20,7 @@ from hf_rlx.hub import telling, upload
 from hf_rlx.models.hub import files_of_model, stale_files, warn_of_local_base
 from hf_rlx.secrets import SecretFoundError
 from hf_rlx.trainers import model_card
+from hf_rlx.trainers.card_arguments import card_facts_of
 from hf_rlx.trainers.settings import secrets_of
 
 if TYPE_CHECKING:
@@ -41,10 +42,12 @@ def push_model(
     """Save the model and upload it; see `BaseTrainer.push_to_hub`.
 
     Raises:
+        TypeError, ValueError: a fact that the card has no place for, see `card_facts_of`; nothing was done.
         SecretFoundError: a file of the upload holds a secret; nothing was uploaded.
         HubError: the upload failed and changed nothing; the folder is whole, and calling again resumes it.
     """
     args = trainer.args
+    facts = card_facts_of(facts)
     trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
     if trainer.hub_model_id is None:
         with telling("making the repository", token or args.hub_token):

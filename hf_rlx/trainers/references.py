@@ -50,7 +50,7 @@ def prepare_reference(shared: SharedModel, ref_model: Any, args: Any) -> None:
     """
     assert isinstance(args, ReferencedConfig)
     if ref_model is None:
-        logger.info("reference: %s", shared.prepare_reference(anew=not args.keep_reference))
+        logger.info("reference: %s", reference.IN_WORDS[shared.prepare_reference(anew=not args.keep_reference)])
         return
     if isinstance(ref_model, str | os.PathLike):
         ref_model = load_causal_lm(os.fspath(ref_model), dtype=shared.dtype)
@@ -63,7 +63,7 @@ def prepare_reference(shared: SharedModel, ref_model: Any, args: Any) -> None:
         given = reference_cache.base_tensors(ref_model)
         if reference_cache.weights_digest(base) == reference_cache.weights_digest(given):
             shared.roles[REFERENCE] = Role(None, trainable=False)
-            logger.info("reference: adapters off; ref_model has the base's weights and is not kept")
+            logger.info("reference: the base with its adapters off; ref_model has the base's weights and is not kept")
             return
     initial_plan(ref_model, packing=shared.plan.packed)
     shared.frozen_copies[REFERENCE] = ref_model.eval()

@@ -1,8 +1,10 @@
-"""Names that configurations of TRL and transformers had, and what to write instead, by what a configuration has."""
+"""Names that configurations of TRL and transformers had: what to write instead, by what a configuration has, and with
+which value they are passed over."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 # The text for configurations that have the field in front of it; None: for all others.
 Choice = tuple[str | None, str]
@@ -131,6 +133,8 @@ _PEFT = "the argument peft_config of the trainer, e.g. peft.LoraConfig(...)"
 _BITS = "the argument quantization_config of the trainer, e.g. hf_rlx.four_bit_config()"
 _BETA: tuple[Choice, ...] = (("beta", "beta"), (None, "nothing: this trainer holds nothing near a reference"))
 _CLIP: tuple[Choice, ...] = (("epsilon", "epsilon"), ("cliprange", "cliprange"), (None, _UNCLIPPED))
+_SCALED = "reward_clip, or a reward function that gives scores of about the same size"
+_BEST = 'push_to_hub=True, load_best_model_at_end=True and metric_for_best_model="reward"'
 _PASSES: tuple[Choice, ...] = (("num_iterations", "num_iterations"), (None, "num_train_epochs"))
 # A command line has settings `model`, `dataset` and `reward`, where a script passes arguments.
 _MODEL: tuple[Choice, ...] = (("model", "model"), (None, "the argument model of the trainer"))
@@ -197,6 +201,18 @@ _OF_OTHERS: dict[str, str | tuple[Choice, ...]] = {
     "world_size": "nothing: it is that of the launcher",
     "optimize_cuda_cache": "nothing: memory is freed by itself",
     "optimize_device_cache": "nothing: memory is freed by itself",
+    "early_stopping": (("target_kl", "target_kl=..., which ends the updates on a rollout"), (None, _UNCLIPPED)),
+    "use_score_scaling": (("reward_clip", _SCALED), (None, "nothing: it belongs to PPO")),
+    "use_score_norm": (("reward_clip", _SCALED), (None, "nothing: it belongs to PPO")),
+    "ratio_threshold": (("dual_clip", "dual_clip; policy/ratio_max is logged"), (None, _UNCLIPPED)),
+    "compare_steps": "eval_steps",
+    "push_to_hub_if_best_reward": _BEST,
+    "is_peft_model": "nothing: it is seen from the model",
+    "global_batch_size": _BATCH,
+    "global_backward_batch_size": _BATCH,
+    "tracker_kwargs": "nothing: trackers are set up by their environment variables, and `project`",
+    "accelerator_kwargs": "accelerator_config",
+    "project_kwargs": "output_dir",
     # names of a run, and what trackers get
     "log_with": "report_to",
     "tracker_project_name": "project",
@@ -213,6 +229,15 @@ _OF_OTHERS: dict[str, str | tuple[Choice, ...]] = {
     "rpo_alpha": "DPOConfig, which has it",
     "f_divergence_type": "DPOConfig, which has it",
     "discopop_tau": "DPOConfig, which has it",
+    "ld_alpha": "DPOConfig, which has it",
+    "f_alpha_divergence_coef": "nothing: it belongs to f_divergence_type, and the losses are the reverse KL's",
+    "use_weighting": 'DPOConfig with loss_type="robust" for noisy labels; weights of pairs are not carried',
+    "loss_type": (
+        ("normalize", 'DPOConfig, which has it; IPOTrainer is its "ipo"'),
+        ("gamma_beta_ratio", 'nothing: SimPOTrainer is "simpo"; DPOConfig has it'),
+        ("nll_on_prompt", "nothing: it belongs to DPO and GRPO"),
+        (None, "nothing: this trainer has one loss"),
+    ),
     "precompute_ref_log_probs": "DPOConfig, which has it",
     # arguments of the trainer
     "model_name": _MODEL,
@@ -259,6 +284,86 @@ _SAMPLING = frozenset(
     )
 )
 
+# Values that TRL and transformers had as defaults where nothing else is done here: such a name is passed over.
+_AS_HERE: dict[str, tuple[Any, ...]] = {
+    "max_prompt_length": (None,),
+    "max_target_length": (None,),
+    "max_completion_length": (None,),
+    "generate_during_eval": (False,),
+    "wandb_log_unique_prompts": (False, None),
+    "use_liger_loss": (False, None),
+    "use_liger_kernel_loss": (False, None),
+    "use_logits_to_keep": (False,),
+    "use_num_logits_to_keep": (False,),
+    "label_pad_token_id": (-100,),
+    "packing_strategy": ("bfd",),
+    "eval_packing": (None,),
+    "is_encoder_decoder": (None, False),
+    "is_peft_model": (None, False),
+    "dataset_kwargs": (None,),
+    "dataset_batch_size": (1000, None),
+    "dataset_text_field": ("text",),
+    "completion_only_loss": (None, True),
+    "assistant_only_loss": (False,),
+    "reference_free": (False,),
+    "force_use_ref_model": (False,),
+    "ref_model_init_kwargs": (None,),
+    "model_adapter_name": (None,),
+    "ref_adapter_name": (None,),
+    "base_model_attribute_name": ("model",),
+    "vllm_sampling_params": (None,),
+    "vllm_max_model_len": (None,),
+    "vllm_guided_decoding_regex": (None,),
+    "warmup_ratio": (None, 0.0, 0),
+    "logging_dir": (None,),
+    "no_cuda": (False,),
+    "use_mps_device": (False,),
+    "per_gpu_train_batch_size": (None,),
+    "per_gpu_eval_batch_size": (None,),
+    "adafactor": (False,),
+    "tpu_num_cores": (None,),
+    "overwrite_output_dir": (False,),
+    "save_safetensors": (True,),
+    "push_to_hub_token": (None,),
+    "push_to_hub_model_id": (None,),
+    "push_to_hub_organization": (None,),
+    "dispatch_batches": (None,),
+    "split_batches": (None, False),
+    "use_ipex": (False,),
+    "jit_mode_eval": (False,),
+    "past_index": (-1,),
+    "mp_parameters": ("",),
+    "group_by_length": (False,),
+    "include_inputs_for_metrics": (False,),
+    "include_tokens_per_second": (False,),
+    "padding_value": (None,),
+    "padding_free": (False,),
+    "truncation_mode": ("keep_start",),
+    "dataset_num_proc": (None,),
+    "tools": (None,),
+    "reward_weights": (None,),
+    "early_stopping": (False,),
+    "use_score_scaling": (False,),
+    "use_score_norm": (False,),
+    "optimize_cuda_cache": (None, False),
+    "optimize_device_cache": (None, False),
+    "world_size": (None,),
+    "rpo_alpha": (None,),
+    "ld_alpha": (None,),
+    "loss_weights": (None,),
+    "label_smoothing": (0.0, 0),
+    "use_weighting": (False,),
+    "f_divergence_type": ("reverse_kl",),
+    "precompute_ref_log_probs": (False,),
+    "center_rewards_coefficient": (None,),
+    "router_aux_loss_coef": (None,),
+    "peft_config": (None,),
+    "quantization_config": (None,),
+    "use_peft": (False,),
+    "load_in_4bit": (False,),
+    "load_in_8bit": (False,),
+}
+
 REMOVED_FIELDS = frozenset(_CHOICES)
 """Names that no configuration of GRPO or DPO has any more."""
 
@@ -280,4 +385,13 @@ def replacement(name: str, known: Collection[str]) -> str | None:
     return next((text for needed, text in choices if needed is None or needed in known), None)
 
 
-__all__ = ["REMOVED_FIELDS", "replacement"]
+def changes_nothing(name: str, value: Any) -> bool:
+    """Whether a field that is no more was given the default that it had, under which the same is done here.
+
+    Args:
+        name: of the field. value: as it was given; 1 is not True.
+    """
+    return any(type(value) is type(same) and value == same for same in _AS_HERE.get(name, ()))
+
+
+__all__ = ["REMOVED_FIELDS", "changes_nothing", "replacement"]

@@ -28,7 +28,7 @@ from hf_rlx.models import classifier, storage
 from hf_rlx.models.roles import POLICY, REWARD, STEP_REWARD
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.trainers.config import BaseConfig
-from hf_rlx.trainers.given import as_shared_model
+from hf_rlx.trainers.given import as_shared_model, note_loading
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +81,7 @@ def _from_name(name: str, args: BaseConfig, quantization_config: Any, peft_confi
     model = classifier.load_classifier(name, quantization_config, **{**kwargs, **(args.model_init_kwargs or {})})
     shared = SharedModel.build(model, _with_head(peft_config), packing=args.packing)
     storage.load_roles(shared, Path(name))
+    note_loading(shared, args)
     return shared
 
 

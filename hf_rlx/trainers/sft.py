@@ -31,6 +31,7 @@ from hf_rlx.models.roles import POLICY
 from hf_rlx.trainers.checks import check_arguments
 from hf_rlx.trainers.config import described, strict
 from hf_rlx.trainers.pair_batches import PairBatch
+from hf_rlx.trainers.pair_config import refuse_arguments
 from hf_rlx.trainers.preference import PreferenceConfig, PreferenceTrainer
 
 
@@ -40,6 +41,34 @@ class SFTConfig(PreferenceConfig):
     """Configuration of `SFTTrainer`; names and defaults are TRL 1.16's where both have them."""
 
     learning_rate: float = described(2e-5, "Step size; for LoRA about ten times that of full weights, e.g. 2e-4.")
+    truncation_mode: str = described(
+        "keep_start", "Not carried: an answer is cut at its end and a prompt at its beginning; leave it out"
+    )
+    dataset_text_field: str = described(
+        "text", 'Not carried: dataset.rename_column(..., "text") gives the column its name'
+    )
+    dataset_kwargs: dict[str, Any] | None = described(None, "Not carried: rows are tokenized as they are used")
+    packing_strategy: str = described("bfd", "Not carried: rows are packed whole, no token sees another row")
+    eval_packing: bool | None = described(None, "Not carried: rows are packed as `packing` says")
+    padding_free: bool = described(False, "No effect: packed rows have no padding.")
+    completion_only_loss: bool | None = described(
+        None, "True or None: of prompt and completion, the completion alone is learned; False is not carried."
+    )
+    assistant_only_loss: bool = described(
+        False, "Not carried: of messages, the assistant's last turn is learned; each turn may be a row of its own"
+    )
+    loss_type: str = described("nll", 'Not carried: the loss is "nll", the mean negative log-prob of a token')
+    router_aux_loss_coef: float | None = described(
+        None, "Not carried: routers train through the log-probs alone; leave router_aux_loss_coef out"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.completion_only_loss not in (None, True):
+            raise ValueError(
+                f"completion_only_loss={self.completion_only_loss!r} is not carried by hf_rlx: with prompt and "
+                'completion, the completion alone is learned; a column "text" is learned whole'
+            )
 
 
 class SFTTrainer(PreferenceTrainer):
@@ -47,8 +76,11 @@ class SFTTrainer(PreferenceTrainer):
 
     Args:
         model: see `BaseTrainer`; with a `peft_config` or a `SharedModel` the policy's adapter trains.
-        args, train_dataset, eval_dataset, processing_class, callbacks, optimizers, quantization_config, peft_config:
-            see `PreferenceTrainer`; rows as in `hf_rlx.data.demonstrations`.
+        args, train_dataset, eval_dataset, processing_class, callbacks, optimizers, optimizer_cls_and_kwargs,
+            quantization_config, peft_config: in TRL's order; see `PreferenceTrainer`; rows as in
+            `hf_rlx.data.demonstrations`.
+        data_collator, compute_loss_func, compute_metrics, preprocess_logits_for_metrics, formatting_func: not
+            carried; refused.
 
     Example:
         >>> rows = Dataset.from_list([{"prompt": "2+2=", "completion": "4"}])
@@ -62,14 +94,27 @@ class SFTTrainer(PreferenceTrainer):
         self,
         model: Any,
         args: SFTConfig | None = None,
+        data_collator: Any = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
         processing_class: Any = None,
+        compute_loss_func: Any = None,
+        compute_metrics: Any = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
+        optimizer_cls_and_kwargs: Any = None,
+        preprocess_logits_for_metrics: Any = None,
         quantization_config: Any = None,
         peft_config: Any = None,
+        formatting_func: Any = None,
     ) -> None:
+        refuse_arguments(
+            data_collator=data_collator,
+            compute_loss_func=compute_loss_func,
+            compute_metrics=compute_metrics,
+            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
+            formatting_func=formatting_func,
+        )
         args = SFTConfig("sft_output") if args is None else args
         check_arguments(model, args, SFTConfig, processing_class, peft_config)
         super().__init__(
@@ -80,6 +125,7 @@ class SFTTrainer(PreferenceTrainer):
             processing_class=processing_class,
             callbacks=callbacks,
             optimizers=optimizers,
+            optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
             quantization_config=quantization_config,
             peft_config=peft_config,
         )

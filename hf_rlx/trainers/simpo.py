@@ -14,7 +14,8 @@ How this departs from the paper and from TRL 1.16 (`CPOTrainer` with loss_type="
 A column `margin` is not read. Nothing holds the policy near where it started: watch logps/chosen_change, which is
 since a row was first seen, and lower the learning rate where it falls (the paper's is 3e-7 to 1e-6 on all weights).
 
-Metrics: see `hf_rlx.trainers.pair_logps`, without kl/chosen. Rewards are beta times log-probs per token.
+Metrics: see `hf_rlx.trainers.pair_logps`, without kl/chosen. Rewards are beta times log-probs per token;
+nll_loss is minus the chosen answer's log-prob per token, in the loss by `cpo_alpha`.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class SimPOTrainer(PreferenceTrainer):
         out = simpo(chosen, rejected, args.beta, args.target_margin, args.label_smoothing)
         rewards = (out.chosen_reward, out.rejected_reward)
         if not args.cpo_alpha:
-            return Objective(out.loss, pairs.table(out.pair_loss, *rewards))
+            return Objective(out.loss, pairs.table(out.pair_loss, *rewards, nll_loss=-chosen))
         pair_loss = out.pair_loss - args.cpo_alpha * chosen.detach()
         return Objective(out.loss - args.cpo_alpha * chosen.mean(), pairs.table(pair_loss, *rewards, nll_loss=-chosen))
 

@@ -23,6 +23,10 @@ from hf_rlx.trainers.metrics import gathered
 from hf_rlx.types import Rollout
 
 _SHOWN_CHARACTERS = 400
+_SHOWN_OF_A_PROMPT = 200
+_WIDTH = 120  # of the printed table where no terminal says how wide it is
+_LEAST_WIDTH = 24  # of a longer text's column, also beside many rewards
+_QUESTION = " question"  # of a row that is kept, and not written: what is printed of a conversation
 
 
 class CompletionTables:
@@ -64,6 +68,8 @@ class CompletionTables:
                     "tokens": len(completion.token_ids),
                     "finished": completion.finished,
                 }
+                if isinstance(rollout.prompt, list):
+                    row[_QUESTION] = last_question(rollout.prompt)
                 if rollout.advantages.numel():
                     own = rollout.advantages[index]
                     row["advantage"] = _number(own[: len(completion.token_ids)].mean() if own.ndim else own)
@@ -97,13 +103,16 @@ class CompletionTables:
         pq.write_table(as_table(rows), staged)
         os.replace(staged, path)
         if not self.quiet:
-            Console().print(render(rows, f"{mode} completions, step {step}", self.num_print, self.unique_prompts))
+            console = Console()
+            if not console.is_terminal and not console.is_jupyter:
+                console.width = max(console.width, _WIDTH)
+            console.print(render(rows, f"{mode} completions, step {step}", self.num_print, self.unique_prompts))
         return path
 
 
 def as_table(rows: list[dict[str, Any]]) -> pa.Table:
     """Columns are the union over all rows, null where a row has none; values of several types become text."""
-    names = dict.fromkeys(name for row in rows for name in row)
+    names = dict.fromkeys(name for row in rows for name in row if name != _QUESTION)
     return pa.table({name: _column([row.get(name) for row in rows]) for name in names})
 
 
@@ -127,7 +136,8 @@ def best_and_worst(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any
 
 
 def render(rows: list[dict[str, Any]], title: str, count: int, unique_prompts: bool = False) -> Table:
-    """The printed table. Texts are shown as they are: no markup in them is interpreted."""
+    """The printed table: of a conversation its last user message. Texts are shown as they are: no markup in them is
+    interpreted."""
     if unique_prompts:
         rows = list({r["prompt"]: r for r in reversed(rows)}.values())
     table = Table(title=title, show_lines=True)
@@ -135,18 +145,31 @@ def render(rows: list[dict[str, Any]], title: str, count: int, unique_prompts: b
     table.add_column("reward" if len(rewards) < 2 else "total", justify="right")
     for name in rewards if len(rewards) > 1 else []:
         table.add_column(name.removeprefix("rewards/"), justify="right")
-    table.add_column("prompt", overflow="fold", ratio=1)
-    table.add_column("completion", overflow="fold", ratio=2)
+    shown = best_and_worst(rows, count)
+    asked = [_both_ends(row.get(_QUESTION, row["prompt"])) for row in shown]
+    said = [_shortened(row["completion"]) for row in shown]
+    for name, texts, ratio in (("prompt", asked, 2), ("completion", said, 3)):
+        least = min(_LEAST_WIDTH, max(len(line) for text in texts for line in [name, *text.splitlines()]))
+        table.add_column(name, overflow="fold", ratio=ratio, min_width=least)
     table.add_column("tokens", justify="right")
-    for row in best_and_worst(rows, count):
+    for row, question, answer in zip(shown, asked, said, strict=True):
         numbers = [row["reward"]] + ([row[name] for name in rewards] if len(rewards) > 1 else [])
         table.add_row(
             *(Text("-" if n is None else f"{n:.3g}") for n in numbers),
-            Text(_shortened(row["prompt"])),
-            Text(_shortened(row["completion"])),
+            Text(question),
+            Text(answer),
             Text(f"{row['tokens']}{'' if row['finished'] else ' (cut)'}"),
         )
     return table
+
+
+def last_question(messages: list[dict[str, Any]]) -> str:
+    """The text of the last message of a user; of the last message of all where none is a user's."""
+    own = [message for message in messages if message.get("role") == "user"]
+    content = (own or messages)[-1].get("content")
+    if isinstance(content, list):
+        return "\n".join(str(part["text"]) for part in content if "text" in part)
+    return str(content or "")
 
 
 def _number(value: Tensor) -> float | None:
@@ -155,6 +178,12 @@ def _number(value: Tensor) -> float | None:
 
 def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _both_ends(text: str) -> str:
+    """Of a prompt: what is asked stands at its end."""
+    half = _SHOWN_OF_A_PROMPT // 2
+    return text if len(text) <= _SHOWN_OF_A_PROMPT else f"{text[:half]} ... {text[-half:]}"
 
 
 def _shortened(text: str) -> str:

@@ -7,8 +7,8 @@ import json
 import pytest
 from datasets import Dataset, DatasetDict
 
-from hf_rlx.cli import UsageError
-from hf_rlx.cli.data import load_data, located
+from hf_rlx.cli import UsageError, main
+from hf_rlx.cli.data import held_out_splits, load_data, located, read_rows_of
 from hf_rlx.cli.options import defaults, options_of
 
 
@@ -168,3 +168,37 @@ def test_options_of_a_name():
     assert options_of('code:{"timeout": 5}') == ("code", {"timeout": 5})
     with pytest.raises(ValueError, match="options are written name:key=value"):
         options_of("math:fast")
+
+
+def test_a_column_with_a_space_is_quoted(tmp_path):
+    """The shell has split it: the message has the whole line; of half a name it says which column is meant."""
+    file = tmp_path / "pairs.jsonl"
+    file.write_text('{"question": "a", "good answer": "b", "bad answer": "c"}\n', encoding="utf-8")
+    split = ["chosen=good", "answer", "rejected=bad", "answer"]
+    with pytest.raises(UsageError, match=r"quote .*: --columns 'chosen=good answer' 'rejected=bad answer'$"):
+        load("pairs", dataset=str(file), columns=split)
+    with pytest.raises(UsageError, match="no column 'good'; did you mean 'good answer'"):
+        load("pairs", dataset=str(file), columns=["chosen=good"])
+
+
+def test_splits_that_could_be_held_out(tmp_path):
+    """Of a saved dataset and of a folder of files; the training split is none, and a file has none."""
+    rows = Dataset.from_list([{"prompt": "a"}])
+    DatasetDict({"train": rows, "test": rows, "other": rows}).save_to_disk(str(tmp_path / "saved"))
+    assert held_out_splits(str(tmp_path / "saved"), "train") == ["test"]
+    (tmp_path / "files").mkdir()
+    for name in ("train.jsonl", "validation.jsonl", "notes.txt"):
+        (tmp_path / "files" / name).write_text('{"prompt": "a"}\n', encoding="utf-8")
+    assert held_out_splits(str(tmp_path / "files"), "train") == ["validation"]
+    assert held_out_splits(str(tmp_path / "files" / "train.jsonl"), "train") == []
+    assert held_out_splits("arithmetic", "train") == []
+
+
+def test_a_header_that_says_a_name_twice(tmp_path, capsys):
+    """The second would silently take the place of the first; for training and for `pairs`."""
+    file = tmp_path / "rows.csv"
+    file.write_text("prompt,chosen,rejected,chosen\na,b,c,d\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"rows\.csv has two columns called 'chosen'; rename one of them"):
+        read_rows_of(file)
+    assert main(["pairs", str(file)]) == 1
+    assert "two columns called 'chosen'" in capsys.readouterr().err

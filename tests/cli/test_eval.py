@@ -111,3 +111,15 @@ def test_the_rows_that_training_holds_out(tmp_path, capsys):
         training = load_data(defaults({"dataset": str(file), "eval_fraction": 0.5}), "prompts", 7 if seed else 42)
         assert sorted(prompts) == sorted(training.held_out["prompt"])
     assert GRPOConfig("unused").seed == 42
+
+
+def test_how_the_model_is_loaded_counts(capsys):
+    """A type that weights cannot have, and an attention that is not there, are refused, not left out."""
+    words = ["eval", "--model", "tiny", "--dataset", "arithmetic:n_train=1,n_test=2", "--quiet"]
+    with pytest.raises(SystemExit) as caught:
+        main([*words, "--dtype", "flaot32"])
+    assert caught.value.code == 2
+    assert "--dtype: weights are of float32, bfloat16, float16 or auto, not of 'flaot32'" in capsys.readouterr().err
+    assert main([*words, "--attn-implementation", "nope"]) == 1
+    assert "nope" in capsys.readouterr().err
+    assert main([*words, "--dtype", "bfloat16"]) == 0

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
+from types import SimpleNamespace
 
 import pytest
 
 from hf_rlx.cli import COMMANDS, UsageError, module_of
 from hf_rlx.cli.flags import Flag, Kinds, add_flags, config_flags
-from hf_rlx.cli.options import DATA, MODEL, REWARD, RUN
-from hf_rlx.cli.session import class_of
+from hf_rlx.cli.options import DATA, MODEL, REWARD, RUN, choose, defaults
+from hf_rlx.cli.session import Session, class_of
 from hf_rlx.cli.settings import ALIASES, read_file, resolve
 from hf_rlx.cli.training import Recipe, fields_of, flags_of
 
@@ -200,3 +201,23 @@ def test_every_trainer_of_the_list_has_a_command():
         "iterative-dpo",
     ]
     assert all(importlib.import_module(r.config.partition(":")[0]) for r in RECIPES)
+
+
+@pytest.mark.parametrize(
+    ("words", "modules"),
+    [
+        (["q_proj"], {"q_proj"}),
+        (["q_proj,v_proj"], {"q_proj", "v_proj"}),
+        (["q_proj", "self_attn.v_proj"], {"q_proj", "self_attn.v_proj"}),
+        (["all-linear"], "all-linear"),
+        ([".*layers\\.[01]\\..*proj"], ".*layers\\.[01]\\..*proj"),
+    ],
+)
+def test_modules_of_an_adapter(words, modules):
+    """One name is a list of one, as PEFT takes a text for a pattern; a pattern stays one."""
+    parser = argparse.ArgumentParser()
+    (flag,) = choose(MODEL, "lora_target_modules")
+    flag.add_to(parser)
+    read = flag.read(parser.parse_args([flag.option, *words]).lora_target_modules, "here")
+    session = SimpleNamespace(options={**defaults({"model": "tiny"}), "lora_target_modules": read})
+    assert Session.adapter(session).target_modules == modules

@@ -6,10 +6,12 @@ import json
 
 import pytest
 import torch
+from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_rlx import SharedModel
 from hf_rlx.cli import main
+from hf_rlx.models.loading import load_tokenizer
 from tests import tiny
 
 
@@ -60,6 +62,30 @@ def test_merged_equals_adapter(trained, tmp_path, capsys):
         assert line in card
     assert str(folder) not in card
     assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
+@pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])
+def test_an_adapter_on_weights_that_two_share(tmp_path, target):
+    """Merged, it changes one of embedding and head, as the adapter did; the other keeps what the base had."""
+    torch.manual_seed(0)
+    base = tiny.causal_lm("llama", tie_word_embeddings=True)
+    base.save_pretrained(tmp_path / "base")
+    load_tokenizer("tiny").save_pretrained(tmp_path / "base")
+    peft_config = LoraConfig(r=2, target_modules=["q_proj", target], task_type="CAUSAL_LM")
+    model = SharedModel.from_pretrained(tmp_path / "base", peft_config=peft_config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.3)
+    model.save_pretrained(tmp_path / "adapter")
+    ids = torch.randint(base.config.vocab_size, (2, 9))
+    wanted = logps_of(model.causal_lm, ids)
+    assert main(["merge", str(tmp_path / "adapter"), str(tmp_path / "merged")]) == 0
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert (logps_of(merged, ids) - wanted).abs().max() < 1e-4
+    assert (logps_of(base, ids) - wanted).abs().max() > 0.1
 
 
 def test_sixteen_bits(trained, tmp_path):

@@ -95,3 +95,32 @@ def test_roles_and_reward_models_stay_texts(tmp_path):
         str(tmp_path),
     ]
     assert [role_of(spec) for spec in ("role", "role:reward_1", "math", len)] == ["reward", "reward_1", None, None]
+
+
+def test_dotted_paths_and_names_of_trl(folder):
+    """As TRL's own script takes them: module.function, and its four functions by name, one of them made with the
+    lengths that the script has, or others."""
+    assert read_rewards(["own.longer"])[0](completions=["abc"]) == [4]
+    short, long = read_rewards(
+        ["get_soft_overlong_punishment", {"name": "get_soft_overlong_punishment", "max_completion_len": 2000}]
+    )
+    ids = {"completions": [""], "completion_ids": [[0] * 1300]}
+    assert short(**ids) == [-1]
+    assert long(**ids) == [0.0]
+    (thinks,) = read_rewards(["think_format_reward"])
+    assert thinks([[{"content": "<think>a</think>b"}], [{"content": "b"}]]) == [1.0, 0.0]
+    for spec, told in (
+        ("own.nothing", "own has no 'nothing'"),
+        ("own.py", r"which function of own\.py\? Write own\.py:FUNCTION"),
+        ("accuracy_rewrd", "of TRL's there are accuracy_reward"),
+        ({"name": "think_format_reward", "a": 1}, "takes no options"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            read_rewards([spec])
+
+
+def test_accuracy_of_trl_needs_its_package(monkeypatch):
+    """TRL says so at the first completion; here it is said before anything is loaded."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="accuracy_reward needs the package math-verify; run: pip install"):
+        read_rewards(["accuracy_reward"])

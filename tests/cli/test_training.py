@@ -134,8 +134,11 @@ def test_mistakes_end_with_one_line(tmp_path, capsys):
     run = ["--output-dir", str(tmp_path / "run"), *QUICK]
     typo = tmp_path / "typo.yaml"
     typo.write_text("model: tiny\ndataset: arithmetic\nlearnig_rate: 1e-3\n", encoding="utf-8")
+    own_env = tmp_path / "env.yaml"
+    own_env.write_text("model: tiny\nenv:\n  HF_TOKEN: hf_secret\n", encoding="utf-8")
     small = ["--model", "tiny", "--dataset", "arithmetic:n_train=16,n_test=4"]
     usage = {
+        "set them before the command: export HF_TOKEN=...\n": ["--config", str(own_env)],
         "--model is missing": ["--dataset", "arithmetic"],
         "--dataset is missing": ["--model", "tiny"],
         "'learnig_rate'; did you mean 'learning_rate'?": ["--config", str(typo)],
@@ -167,6 +170,30 @@ def test_mistakes_end_with_one_line(tmp_path, capsys):
     )
     assert "Traceback" not in error
     assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_that_is_a_command(tmp_path, capsys):
+    """SimPO and ORPO are no losses of DPO here; IPO is both."""
+    rows = tmp_path / "pairs.jsonl"
+    rows.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n' * 2, encoding="utf-8")
+    words = ["dpo", "--model", "tiny", "--dataset", str(rows), "--dry-run", "--output-dir", str(tmp_path / "run")]
+    for name in ("simpo", "orpo"):
+        with pytest.raises(SystemExit, match="2"):
+            main([*words, "--loss-type", name])
+        assert f"a command of its own here: hf-rlx {name} instead of hf-rlx dpo" in capsys.readouterr().err
+    assert main([*words, "--loss-type", "ipo"]) == 0
+
+
+def test_several_problems_in_flags(tmp_path, capsys):
+    """Each of them in the words of the command line; what both files lack is said once."""
+    rows = tmp_path / "pairs.jsonl"
+    rows.write_text('{"question": "a", "accepted": "b", "rejected": "c"}\n' * 2, encoding="utf-8")
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    data = ["--dataset", str(rows), "--eval-dataset", str(rows), "--output-dir", str(tmp_path / "file")]
+    assert main(["dpo", "--model", "tiny", *data, *QUICK]) == 1
+    error = capsys.readouterr().err
+    assert "2 problems:\n  1. train_dataset has no column `chosen`" in error
+    assert "If so: --columns chosen=accepted prompt=question. The same holds for eval_dataset\n" in error
 
 
 # Dry runs.

@@ -30,6 +30,10 @@ FIELDS = {
         ('a 16-bit base (model_init_kwargs={"dtype": "float16"})', "a 16-bit base (--dtype float16)"),
         ('If so: dataset = dataset.rename_column("question", "prompt")', "If so: --columns prompt=question"),
         ("dataset = dataset.rename_columns({'a': 'chosen', 'b': 'rejected'}). x", "--columns chosen=a rejected=b. x"),
+        (
+            'or drop it. The row: {}; to drop all such rows: dataset = dataset.filter(lambda row: row["chosen"])',
+            "or drop it. The row: {}; mend the file, or take such rows out of it",
+        ),
         # No setting of the command, and no literal: as they are.
         ("rank=4, number:extract=last, beta=self.beta", "rank=4, number:extract=last, beta=self.beta"),
     ],

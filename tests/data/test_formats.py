@@ -3,7 +3,9 @@
 import pytest
 from datasets import Dataset
 
+from hf_rlx.data.demonstrations import check_demonstrations
 from hf_rlx.data.formats import PromptError, check_all_prompts, check_prompts, naming_rows
+from hf_rlx.data.pair_checks import check_preferences
 
 
 def test_good_datasets_pass():
@@ -181,3 +183,40 @@ def test_half_a_character_is_named(prompt, where):
     with pytest.raises(ValueError, match=rf"eval_dataset: row 1 holds half a character \(.*\){where}; give it text"):
         check_prompts([{"prompt": whole}, {"prompt": prompt}], "eval_dataset")
     check_prompts([{"prompt": whole}], "eval_dataset")
+
+
+def test_token_ids_are_no_prompts():
+    """What a tokenizing map leaves is never offered as the prompt, not even where it is all that is there."""
+    row = {"input_ids": [1, 2], "attention_mask": [1, 1], "labels": [1, 2]}
+    for rows, check in (([row], check_prompts), ([row], check_preferences), ([row], check_demonstrations)):
+        with pytest.raises(ValueError, match="not token ids: leave out the map that tokenizes") as caught:
+            check(rows, "train_dataset")
+        assert "rename" not in str(caught.value)
+
+
+def test_every_likely_rename_is_given_at_once():
+    """By the words of the names; a score and a kind are no answer and no question."""
+    columns = {"user question": "q", "good answer": "a", "bad answer": "b", "good_score": 1.0, "question_type": "x"}
+    with pytest.raises(ValueError, match="rename_columns") as caught:
+        check_preferences([columns], "train_dataset")
+    renamed = "{'good answer': 'chosen', 'bad answer': 'rejected', 'user question': 'prompt'}"
+    assert f"dataset = dataset.rename_columns({renamed})" in str(caught.value)
+
+
+def test_a_row_is_shown_with_its_number():
+    """Shortened, with what drops all of the kind."""
+    rows = [{"prompt": "p" * 99, "chosen": "a", "rejected": "b"}, {"prompt": "q", "chosen": "", "rejected": "b"}]
+    with pytest.raises(ValueError, match="row 1 has '' as `chosen`") as caught:
+        check_preferences(rows, "train_dataset")
+    assert str(caught.value).endswith(
+        "The row: {'prompt': 'q', 'chosen': '', 'rejected': 'b'}; to drop all such rows: "
+        'dataset = dataset.filter(lambda row: row["chosen"])'
+    )
+    with pytest.raises(
+        ValueError, match=r"row 0 has 3 as `chosen`.*The row: \{'prompt': 'p{56}\.\.\., 'chosen': 3, .*'b'\}$"
+    ):
+        check_preferences([{**rows[0], "chosen": 3}], "train_dataset")
+    with pytest.raises(
+        ValueError, match=r"row 1 has the prompt None.*The row: .*filter\(lambda row: row\[\"prompt\"\]\)"
+    ):
+        check_prompts([{"prompt": "a"}, {"prompt": None}], "train_dataset")

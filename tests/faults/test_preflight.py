@@ -267,8 +267,18 @@ def test_data_are_looked_at_before_a_model_is_loaded(tmp_path, kind):
 
 @EVERY
 def test_all_problems_are_told_at_once(tmp_path, kind):
-    with pytest.raises(PreflightError, match=r"^2 problems:\n  1\. train_dataset is empty\n  2\. eval_dataset held"):
-        make(kind, tmp_path, train_dataset=data(kind).select([]), eval_dataset={"held": data(kind).select([])})
+    with pytest.raises(
+        PreflightError, match=r"^2 problems:\n  1\. train_dataset is empty\n  2\. eval_dataset held is the"
+    ):
+        make(kind, tmp_path, train_dataset=data(kind).select([]), eval_dataset={"held": "a text"})
+
+
+@EVERY
+def test_a_problem_of_several_datasets_is_told_once(tmp_path, kind):
+    """Both are empty; a third one is not, and is not named."""
+    held = {"a": data(kind).select([]), "b": data(kind)}
+    with pytest.raises(ValueError, match=r"^train_dataset is empty\. The same holds for eval_dataset a$"):
+        make(kind, tmp_path, train_dataset=data(kind).select([]), eval_dataset=held)
 
 
 @SAMPLING
@@ -619,7 +629,7 @@ def test_arguments_under_other_names(tmp_path, kind):
         cls(**given, train_datset=data(kind))
     with pytest.raises(TypeError, match=r"'dataset_text_field'; use dataset\.rename_column\(\.\.\., \"text\"\)"):
         cls(**given, dataset_text_field="text")
-    with pytest.raises(TypeError, match=r"'formatting_func'; dataset = dataset\.map\(\.\.\.\)"):
+    with pytest.raises((TypeError, ValueError), match=r"formatting_func.*[;:] dataset = dataset\.map\(\.\.\.\)"):
         cls(**given, formatting_func=str)
 
 

@@ -16,12 +16,24 @@ from hf_rlx import (
     GRPOTrainer,
     RewardConfig,
     RewardTrainer,
+    SFTConfig,
+    SFTTrainer,
 )
 
 trl = pytest.importorskip("trl")
 
-PAIRS = [(GRPOConfig, trl.GRPOConfig), (RewardConfig, trl.RewardConfig), (DPOConfig, trl.DPOConfig)]
-TRAINERS = [(GRPOTrainer, trl.GRPOTrainer), (RewardTrainer, trl.RewardTrainer), (DPOTrainer, trl.DPOTrainer)]
+PAIRS = [
+    (GRPOConfig, trl.GRPOConfig),
+    (RewardConfig, trl.RewardConfig),
+    (DPOConfig, trl.DPOConfig),
+    (SFTConfig, trl.SFTConfig),
+]
+TRAINERS = [
+    (GRPOTrainer, trl.GRPOTrainer),
+    (RewardTrainer, trl.RewardTrainer),
+    (DPOTrainer, trl.DPOTrainer),
+    (SFTTrainer, trl.SFTTrainer),
+]
 
 
 def defaults(config: type) -> dict[str, Any]:

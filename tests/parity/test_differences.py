@@ -16,7 +16,15 @@ from datasets import Dataset
 from peft import LoraConfig
 from transformers import TrainingArguments
 
-from hf_rlx import DIFFERS_FROM_TRL, GRPOConfig, GRPOTrainer, four_bit_config, load_causal_lm, load_tokenizer
+from hf_rlx import (
+    DIFFERS_FROM_TRL,
+    GRPOConfig,
+    GRPOTrainer,
+    SFTConfig,
+    four_bit_config,
+    load_causal_lm,
+    load_tokenizer,
+)
 from hf_rlx.data.tokenize import encode_prompt
 from hf_rlx.models.loading import mixed_precision_for
 from hf_rlx.rollout.scoring import RewardScorer
@@ -70,8 +78,8 @@ def test_every_default_in_the_table_is_a_field():
     for key in DIFFERS_FROM_TRL:
         owner, dot, field = key.partition(".")
         if dot:
-            assert owner in {cls.__name__ for cls in GRPOConfig.__mro__}
-            assert field in GRPOConfig.__dataclass_fields__
+            owners = {cls.__name__: cls for config in (GRPOConfig, SFTConfig) for cls in config.__mro__}
+            assert field in owners[owner].__dataclass_fields__
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------

@@ -273,3 +273,16 @@ def test_switches_of_a_script_need_no_value(kind):
     (args,) = HfArgumentParser(kind).parse_args_into_dataclasses(flags.split())
     assert (args.bf16, args.fp16, args.activation_checkpointing) == (True, False, True)
     assert HfArgumentParser(GRPOConfig).parse_args(["--output_dir", "x", "--fsdp"]).fsdp is True
+
+
+def test_a_compiled_model_on_a_cpu_is_refused():
+    with pytest.raises(ValueError, match="torch_compile on a CPU is not carried"):
+        GRPOConfig("x", torch_compile=True, use_cpu=True)
+
+
+def test_an_unknown_best_metric_names_those_that_are_there(tmp_path):
+    fields = {"metric_for_best_model": "accuracy", "load_best_model_at_end": True}
+    steps = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    trainer = scripted(config(tmp_path, **fields, **steps), eval_dataset=rows(2))
+    with pytest.raises(ValueError, match=r"'eval_accuracy', which is not found.*eval_reward.*set metric_for_best"):
+        trainer.train()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from transformers import PrinterCallback, ProgressCallback
+import pytest
+from transformers import PrinterCallback, ProgressCallback, TrainerState
 
-from hf_rlx.trainers.progress import OneLineProgress, one_line, use_one_line
+from hf_rlx.trainers.progress import OneLinePrinter, OneLineProgress, going_on, one_line, use_one_line
 
 
 def test_a_training_log_shows_what_a_person_follows():
@@ -50,3 +51,22 @@ def test_only_plain_callbacks_are_replaced():
     notebook = _Callbacks(int)
     use_one_line(notebook)
     assert notebook.kinds == [int]
+
+
+def test_each_of_several_reward_functions():
+    """Their means stand behind the total, those of weight 0 too; of one function the total says it."""
+    logs = {"reward": 0.5, "rewards/right/mean": 0.5, "rewards/right/std": 0.1, "loss": 0.125}
+    assert one_line(logs, 7) == "step    7  reward 0.500  loss 0.1250"
+    logs["rewards/short/mean"] = -2.0
+    assert one_line(logs, 7) == "step    7  reward 0.500 (right 0.500, short -2.000)  loss 0.1250"
+
+
+@pytest.mark.parametrize("kind", [OneLinePrinter, OneLineProgress])
+def test_a_resumed_run_says_where_it_goes_on(kind, capsys):
+    """One line, of a run that has done steps already; the process that does not print says nothing."""
+    state = TrainerState(global_step=4, max_steps=10)
+    kind().on_train_begin(None, state, None)
+    assert "going on after step 4 of 10\n" in capsys.readouterr().out
+    assert going_on(TrainerState(global_step=0, max_steps=10)) is None
+    assert going_on(TrainerState(global_step=10, max_steps=10)) is None
+    assert going_on(TrainerState(global_step=4, max_steps=10, is_world_process_zero=False)) is None

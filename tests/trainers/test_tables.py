@@ -166,3 +166,30 @@ def test_one_row_a_prompt(tmp_path):
     tables.add("train", 1, *scored([0.25, 1.0]))
     text = shown(render(tables._rows["train"], "title", 6, unique_prompts=True))
     assert ("0.25" in text) != ("text 1" in text)
+
+
+def test_a_conversation_is_shown_by_its_last_question(tmp_path, capsys):
+    """The file keeps the whole rendered text; the table has the last user message, and long ones lose their middle."""
+    tables = CompletionTables(tmp_path, None, False, quiet=False)
+    rollouts, scores = scored([1.0])
+    question = "how " + "very " * 60 + "late is it?"
+    messages = [
+        {"role": "system", "content": "you are a clock"},
+        {"role": "user", "content": [{"type": "text", "text": question}]},
+        {"role": "assistant", "content": "It is"},
+    ]
+    whole = f"<system>you are a clock<user>{question}<assistant>It is"
+    rollouts[0].prompt, rollouts[0].prompt_text = messages, whole
+    tables.add("train", 1, rollouts, scores)
+    kept = CompletionTables(tmp_path, None, False, quiet=False)
+    kept.load_state_dict(tables.state_dict())
+    path = kept.write("train", 1)
+    (row,) = pq.read_table(path).to_pylist()
+    assert row["prompt"] == whole
+    assert set(row) == {"step", "prompt", "completion", "reward", "tokens", "finished", "rewards/f"}
+    printed = capsys.readouterr().out
+    assert "clock" not in printed
+    assert "how very" in printed
+    assert "late is it?" in printed
+    assert printed.count("very") < 45
+    assert max(len(line) for line in printed.splitlines()) == 120
