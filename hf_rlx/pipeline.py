@@ -154,6 +154,7 @@ class PPOPipeline:
     def __post_init__(self) -> None:
         self.folder = Path(self.output)
         self.tokenizer = load_tokenizer(self.model)
+        torch.manual_seed(self.seed)  # of the first adapter; trainers seed those that they add
         self.shared = SharedModel.from_pretrained(self.model, peft_config=_lora())
         self.task: Task = arithmetic_task(2400, 400, self.seed)
         rows = self.task.train.to_list()

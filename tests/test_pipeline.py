@@ -11,6 +11,7 @@ import torch
 from hf_rlx import Group, SharedModel
 from hf_rlx.cli import main
 from hf_rlx.pipeline import PPOPipeline, annotated, demonstrations, true_reward
+from tests.trainers.tools import digest
 
 ROWS = [{"prompt": "17+25=", "answer": "42"}, {"prompt": "9-4=", "answer": "5"}]
 
@@ -22,6 +23,12 @@ def test_true_reward():
     expected = [7 / 9, 1, 0, 7 / 9, 0, 0, 0, 0]
     assert true_reward(texts, ["42"] * 8) == pytest.approx(expected)
     assert true_reward(["-5"], ["5"]) == pytest.approx([4 / 9])
+
+
+def test_a_seed_is_a_run(tmp_path):
+    """The first adapter too, which is made before any trainer; another seed, another one."""
+    made = [digest(PPOPipeline(output=tmp_path, seed=seed).shared.named_parameters()) for seed in (0, 0, 1)]
+    assert made[0] == made[1] != made[2]
 
 
 def test_demonstrations_slip_as_often_as_asked():
