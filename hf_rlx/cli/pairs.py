@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the rows out (default: as they are); may be repeated, e.g. messages and then implicit",
     )
     add("--tokenizer", default=None, metavar="NAME", help='lengths in its tokens too: "tiny", a folder or a Hub id')
-    add("--out", default=None, metavar="FILE", help="write the rows to .jsonl, .json, .csv or .parquet")
+    add("--out", "--output", default=None, metavar="FILE", help="write the rows to .jsonl, .json, .csv or .parquet")
     add(
         "--report",
         nargs="?",

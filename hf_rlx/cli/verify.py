@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gold-from", default=None, metavar="FILE", help="JSONL with the gold answers")
     parser.add_argument("--on", default="prompt", metavar="HERE=THERE", help="fields that join the two files")
     parser.add_argument("--show", type=int, default=20, help="disagreements to print")
-    parser.add_argument("--out", default=None, metavar="FILE", help="JSONL file for all disagreements")
+    parser.add_argument("--out", "--output", default=None, metavar="FILE", help="JSONL file for all disagreements")
     parser.add_argument("--strict", action="store_true", help="exit with 1 where there is any disagreement")
 
 

@@ -122,3 +122,19 @@ def test_how_a_command_ends(monkeypatch, capsys):
         with pytest.raises((ValueError, KeyError, TypeError)):
             ends(fault)
     assert set(TRAINING) <= COMMANDS.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "found"),
+    [
+        ("demo", ["--output-dir", "x", "--max-steps", "3"], {"output": "x", "steps": 3}),
+        ("card", ["folder", "--output-dir", "x"], {"out": "x"}),
+        ("pairs", ["rows.csv", "--output", "x"], {"out": "x"}),
+        ("verify", ["rows.jsonl", "--verifier", "number", "--output", "x"], {"out": "x"}),
+    ],
+)
+def test_outputs_under_the_names_of_other_commands(name, words, found):
+    parser = argparse.ArgumentParser()
+    cli.module_of(name).add_arguments(parser)
+    given = vars(parser.parse_args(words))
+    assert {key: given[key] for key in found} == found
