@@ -14,7 +14,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "beside the model. A card that is there is replaced."
     )
     parser.add_argument("folder", help="a saved model, or a checkpoint of a run")
-    parser.add_argument("--out", "--output-dir", metavar="FOLDER", help="where the card goes (default: the model's folder)")
+    parser.add_argument(
+        "--out", "--output-dir", metavar="FOLDER", help="where the card goes (default: the model's folder)"
+    )
     parser.add_argument("--repo-id", metavar="ID", help="the model's id on the Hub, for the snippet that loads it")
     parser.add_argument("--license", metavar="NAME", help='as the Hub calls it, such as "apache-2.0"')
     parser.add_argument("--dataset-id", metavar="ID", help="the training data's id on the Hub")

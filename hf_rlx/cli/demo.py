@@ -12,8 +12,12 @@ from hf_rlx.cli import UsageError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What `hf-rlx demo` takes."""
     parser.add_argument("--model", default="tiny", help='"tiny" (bundled), "smollm2", a folder or a Hub id')
-    parser.add_argument("--output", "--output-dir", default="runs/demo", help="folder for adapter, card, plot and completions")
-    parser.add_argument("--steps", "--max-steps", type=int, default=None, help="optimizer steps (default: the recipe's)")
+    parser.add_argument(
+        "--output", "--output-dir", default="runs/demo", help="folder for adapter, card, plot and completions"
+    )
+    parser.add_argument(
+        "--steps", "--max-steps", type=int, default=None, help="optimizer steps (default: the recipe's)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of prompts, adapter and sampling")
     parser.add_argument("--quiet", action="store_true", help="no progress bars, no tables of completions")
 
