@@ -118,7 +118,7 @@ class ModelFace(WalkedModule):
         """
         raise AttributeError(
             "a SharedModel is not merged in memory, as its other roles stand on the same base; save it with "
-            'trainer.save_model("folder") and merge that: `hf-rlx merge folder --out merged`'
+            'trainer.save_model("folder") and merge that: `hf-rlx merge folder merged`'
         )
 
     def activation_checkpointing_enable(

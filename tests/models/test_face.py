@@ -46,7 +46,7 @@ def test_counts(capsys):
 
 def test_merging_is_for_what_was_saved():
     """The message has the command."""
-    with pytest.raises(AttributeError, match="hf-rlx merge folder --out merged"):
+    with pytest.raises(AttributeError, match="hf-rlx merge folder merged"):
         SharedModel.build(tiny.causal_lm(), tiny.lora()).merge_and_unload()
 
 
