@@ -198,6 +198,13 @@ def check_trainable(shared: SharedModel, roles: Sequence[str]) -> None:
             f"{type(shared.causal_lm).__name__} has no vocabulary head, so it is no policy; load it with "
             "AutoModelForCausalLM, or train it with RewardTrainer"
         )
+    adapter = shared.roles[POLICY].adapter
+    task = None if adapter is None else shared.model.peft_config[adapter].task_type
+    if str(getattr(task, "value", task)) not in ("None", "CAUSAL_LM"):
+        raise ValueError(
+            f'the peft_config has task_type="{getattr(task, "value", task)}", and a policy saved with it could not be '
+            'loaded; write task_type="CAUSAL_LM", or leave it out'
+        )
     if shared.trainable_parameters(POLICY):
         outside = checkpointing.outside_adapter(shared)
         if outside:

@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,17 +86,27 @@ def before_loading(trainer: BaseTrainer, args: Any, peft_config: Any, *checks: C
 
 
 def check_machine(args: Any, peft_config: Any = None) -> None:
-    """Refuse several GPUs without a launcher, an optimizer that the device cannot run, and a torchao that PEFT makes
-    no adapter beside.
+    """Refuse several GPUs without a launcher, an optimizer that the device cannot run, a tracker that is not
+    installed, and a torchao that PEFT makes no adapter beside.
 
     Raises:
         ValueError: the first of them.
     """
-    problem = gpus_without_launcher(getattr(args, "n_gpu", 0)) or optimizer_clash(args)
+    problem = gpus_without_launcher(getattr(args, "n_gpu", 0)) or optimizer_clash(args) or missing_tracker(args)
     if problem is None and peft_config is not None:
         problem = torchao_clash()
     if problem is not None:
         raise ValueError(problem)
+
+
+def missing_tracker(args: Any) -> str | None:
+    """What to say of a tracker whose package is not installed; transformers says it after the model is loaded."""
+    packages = {name: name for name in ("wandb", "trackio", "mlflow", "comet_ml", "clearml", "swanlab", "neptune")}
+    for name in getattr(args, "report_to", None) or ():
+        package = packages.get(name)
+        if package is not None and find_spec(package) is None:
+            return f"report_to={name!r} needs a package: pip install {package}; or set report_to='none'"
+    return None
 
 
 def check_room(model: Any, args: Any) -> None:

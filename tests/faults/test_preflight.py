@@ -51,6 +51,7 @@ from typing import Any
 import peft.import_utils
 import pytest
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import TrainingArguments
 
 from hf_rlx.models.loading import load_tokenizer
@@ -917,3 +918,22 @@ def test_the_table_names_tests_that_exist():
     for word in told.split():
         if "/test_" in word:
             assert (root / f"{word.strip(',|')}.py").is_file(), word
+
+
+@EVERY
+def test_a_tracker_that_is_not_installed(tmp_path, kind, monkeypatch):
+    """Before the model is loaded, with the line that brings it."""
+    monkeypatch.setattr("hf_rlx.trainers.preflight.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="report_to='wandb' needs a package: pip install wandb"):
+        make(kind, tmp_path, {"report_to": "wandb"}, model="nowhere/to-be-found")
+
+
+@EVERY
+def test_an_adapter_of_a_classifier_is_no_policy(tmp_path, kind):
+    """Reward models take it; a policy that was saved with it could not be loaded."""
+    wrong = LoraConfig(r=2, target_modules=["q_proj"], task_type="SEQ_CLS")
+    if kind in ("reward", "prm"):
+        make(kind, tmp_path, peft_config=wrong)
+        return
+    with pytest.raises(ValueError, match='task_type="SEQ_CLS", and a policy saved with it could not be loaded'):
+        make(kind, tmp_path, peft_config=wrong)
