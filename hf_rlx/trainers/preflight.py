@@ -70,6 +70,10 @@ def run_checks(checks: Sequence[Check]) -> None:
         raise PreflightError(problems)
 
 
+# Whose package is called as they are.
+_TRACKERS = ("wandb", "trackio", "mlflow", "comet_ml", "clearml", "swanlab", "neptune")
+
+
 def before_loading(trainer: BaseTrainer, args: Any, peft_config: Any, *checks: Check) -> None:
     """Look at everything that needs no model; the first call of a trainer does it.
 
@@ -101,11 +105,9 @@ def check_machine(args: Any, peft_config: Any = None) -> None:
 
 def missing_tracker(args: Any) -> str | None:
     """What to say of a tracker whose package is not installed; transformers says it after the model is loaded."""
-    packages = {name: name for name in ("wandb", "trackio", "mlflow", "comet_ml", "clearml", "swanlab", "neptune")}
     for name in getattr(args, "report_to", None) or ():
-        package = packages.get(name)
-        if package is not None and find_spec(package) is None:
-            return f"report_to={name!r} needs a package: pip install {package}; or set report_to='none'"
+        if name in _TRACKERS and find_spec(name) is None:
+            return f"report_to={name!r} needs a package: pip install {name}; or set report_to='none'"
     return None
 
 

@@ -7,6 +7,10 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,3 +62,15 @@ def log_of(folder: Path, rank: int) -> Path:
 def ends_of_logs(folder: Path) -> str:
     """The last lines of both, for a message."""
     return "\n".join(log_of(folder, rank).read_text(encoding="utf-8")[-3000:] for rank in range(2))
+
+
+def seen_by_both(folder: Path) -> list[dict[str, Any]]:
+    """What rank 0 and rank 1 have saved as `<folder>/rank<rank>.pt`."""
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+def gap(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    """Largest difference of any weight; both have the same names."""
+    assert ours.keys() == theirs.keys()
+    assert ours
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from hf_rlx.models.sharding import full_optimizer_state, full_state, load_full_optimizer_state, whole_weights
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.trainers.fsdp import check_fsdp
-from tests.invariants.ranks import ends_of_logs, run_both
+from tests.invariants.ranks import ends_of_logs, gap, run_both, seen_by_both
 from tests.invariants.two_processes_fsdp import CASES, train
 from tests.trainers.tools import lora, tiny_llama
 
@@ -30,14 +30,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def both(folder):
     """What each process saw."""
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
-
-
-def gap(ours, theirs) -> float:
-    """Largest difference of any weight; both have the same names."""
-    assert ours.keys() == theirs.keys()
-    assert ours
-    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+    return seen_by_both(folder)
 
 
 @pytest.mark.parametrize("case", CASES)

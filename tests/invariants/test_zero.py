@@ -4,6 +4,7 @@ name. The runs need DeepSpeed (the extra `deepspeed`) and a C++ compiler, with w
 from __future__ import annotations
 
 import importlib.util
+import os
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import torch
 
 from hf_rlx.models.shared import SharedModel
 from hf_rlx.trainers.zero import check_zero
-from tests.invariants.ranks import ends_of_logs, run_both
+from tests.invariants.ranks import ends_of_logs, gap, run_both, seen_by_both
 from tests.invariants.two_processes_zero import CASES, ppo_steps, stage, train, two_trainers_of_one_model
 from tests.trainers.tools import config, lora, scripted, tiny_llama
 
@@ -31,14 +32,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def both(folder):
     """What each process saw."""
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
-
-
-def gap(ours, theirs) -> float:
-    """Largest difference of any weight; both have the same names."""
-    assert ours.keys() == theirs.keys()
-    assert ours
-    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+    return seen_by_both(folder)
 
 
 def same_logs(ours, theirs, names) -> None:
@@ -162,8 +156,17 @@ def test_what_is_not_carried_is_refused_by_name(settings, text):
         check_zero(SimpleNamespace(deepspeed_plugin=plugin, hf_deepspeed_config=found, **given), shared)
 
 
+@pytest.fixture
+def own_environment():
+    """Variables that accelerate sets for DeepSpeed do not reach processes that later tests start."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @needs_deepspeed
-def test_without_a_launcher_it_is_refused(tmp_path):
+def test_without_a_launcher_it_is_refused(tmp_path, own_environment):
     with pytest.raises(ValueError, match="no launcher started this process: use `accelerate launch`"):
         scripted(config(tmp_path, deepspeed=stage(2)))
 

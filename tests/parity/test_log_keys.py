@@ -8,17 +8,7 @@ from datasets import Dataset
 import hf_rlx
 from hf_rlx import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from hf_rlx.models.loading import load_tokenizer
-from tests.trainers.tools import lora, rows, tiny_llama
-
-QUIET = {
-    "max_steps": 1,
-    "logging_steps": 1,
-    "report_to": "none",
-    "disable_tqdm": True,
-    "save_strategy": "no",
-    "use_cpu": True,
-    "per_device_train_batch_size": 4,
-}
+from tests.trainers.tools import QUIET, constant, lora, rows, tiny_llama
 
 
 def keys(trainer) -> set[str]:
@@ -26,10 +16,6 @@ def keys(trainer) -> set[str]:
     trainer.train()
     trainer.evaluate()
     return {name for entry in trainer.state.log_history for name in entry}
-
-
-def constant(completions, **_):
-    return [1.0] * len(completions)
 
 
 def made(trainer, config, data, **arguments):

@@ -30,22 +30,9 @@ from hf_rlx import (
 )
 from hf_rlx.models.loading import load_tokenizer
 from hf_rlx.trainers.card_arguments import card_facts_of
-from tests.trainers.tools import lora, rows, tiny_llama
+from tests.trainers.tools import QUIET, constant, lora, rows, tiny_llama
 
 PAIRS = Dataset.from_list([{"prompt": "a", "chosen": "bc", "rejected": "d"}] * 4)
-QUIET = {
-    "max_steps": 1,
-    "logging_steps": 1,
-    "report_to": "none",
-    "disable_tqdm": True,
-    "save_strategy": "no",
-    "use_cpu": True,
-    "per_device_train_batch_size": 4,
-}
-
-
-def constant(completions, **_):
-    return [1.0] * len(completions)
 
 
 def online(kind, folder):
